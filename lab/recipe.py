@@ -1,0 +1,404 @@
+"""A recipe: an algorithm as data, one component per slot, and the loop's settings.
+
+A recipe's table may start from a named one (``base``). Over a base, over a recipe (a study's
+overrides) and on the command line (``--set``) one rule holds, that of `merge`: a slot that names a
+component is replaced, a slot that gives only parameters changes those of the component it has.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lab.errors import LabError, nearest, one_of
+from lab.hookspecs import SLOTS
+from lab.shelf import Shelf
+from lab.spaces import Space, Trial
+
+Spec: TypeAlias = dict[str, Any]
+Positive = Annotated[int, Field(ge=1)]
+_KEYS = (*SLOTS, "loop", "length_weighted", "doc", "source", "base")
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Use(_Model):
+    """A component in a slot: its name, and its parameters and slot options as given."""
+
+    name: str
+    settings: dict[str, Any] = {}
+
+    def spec(self) -> Spec:
+        """As it stands in a recipe's table."""
+        return {"name": self.name, **self.settings}
+
+
+class Loop(_Model):
+    """What is not the objective. Defaults are the lab's, for a small model."""
+
+    group_size: Positive = Field(default=8, description="responses a prompt")
+    prompts: Positive = Field(default=16, description="prompts a rollout")
+    epochs: Positive = Field(default=4, description="passes over a rollout")
+    minibatches: Positive = Field(default=4, description="updates a pass")
+    lag: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="age of the behaviour policy, rollouts"
+    )
+    temperature: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="sampling temperature"
+    )
+    lr: Annotated[float, Field(gt=0)] = Field(default=1e-4, description="learning rate")
+    optimizer: Literal["adamw", "sgd"] = Field(
+        default="adamw", description="sgd shows gradient scale"
+    )
+    max_grad_norm: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="global clip; 0: off"
+    )
+    anchor: Literal["old", "rollout"] = Field(
+        default="old", description="what the ratio is against"
+    )
+    kl_stop: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="stop a rollout's updates; 0: off"
+    )
+    critic_warmup: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="rollouts for the critic alone"
+    )
+    critic_coef: Annotated[float, Field(ge=0)] = Field(
+        default=0.5, description="weight of the critic's loss"
+    )
+
+
+class Recipe(_Model):
+    """An algorithm. Slots left empty: no component (`ratio`, the critic's: their defaults)."""
+
+    name: str
+    doc: str = ""
+    advantage: Use
+    surrogate: Use
+    aggregate: Use
+    ratio: Use | None = None
+    kl: Use | None = None
+    normalize: Use | None = None
+    critic_target: Use | None = None
+    critic_loss: Use | None = None
+    filter: tuple[Use, ...] = ()
+    shape: tuple[Use, ...] = ()
+    extra: tuple[Use, ...] = ()
+    wrap: tuple[Use, ...] = ()
+    length_weighted: bool = False
+    loop: Loop = Loop()
+    source: dict[str, str] = {}
+
+    @classmethod
+    def of(
+        cls, spec: Mapping[str, Any], name: str, shelf: Shelf, sets: Iterable[str] = ()
+    ) -> Recipe:
+        """The recipe of a table, its base and overrides applied.
+
+        Args:
+            spec: what stands in the TOML table.
+            name: what it is called in tables and errors.
+            shelf: where `base` is looked up.
+            sets: overrides as on the command line, ``surrogate.cap=3``.
+
+        Raises:
+            LabError: for an unknown or missing slot, an unknown key, a value of the wrong type.
+        """
+        merged = _flatten(dict(spec), name, shelf, ())
+        for one in sets:
+            merged = merge(merged, parse_set(one), f"--set {one}")
+        for slot, s in SLOTS.items():
+            if s.required and not merged.get(slot):
+                raise LabError(f"recipe {name!r} has no {slot}")
+        body = {k: _typed(k, v) for k, v in merged.items()}
+        try:
+            return cls.model_validate({"name": name, **body})
+        except ValidationError as e:
+            raise LabError(f"recipe {name!r}: {first_error(e, cls)}") from None
+
+    def spec(self) -> Spec:
+        """The recipe as plain data, as it would stand in TOML (without its base)."""
+        out: Spec = {"doc": self.doc}
+        for slot, s in SLOTS.items():
+            value = getattr(self, slot)
+            if value:
+                out[slot] = [u.spec() for u in value] if s.many else value.spec()
+        out |= {"length_weighted": self.length_weighted, "loop": self.loop.model_dump()}
+        return out | {"source": dict(self.source)}
+
+    def uses(self) -> Iterator[tuple[str, Use]]:
+        """Each filled slot and its component, in the order of a run; a list slot entry by entry."""
+        for slot, s in SLOTS.items():
+            value = getattr(self, slot)
+            for use in value if s.many else (value,):
+                if use is not None and use.name != "none":
+                    yield slot, use
+
+    def override(self, changes: Mapping[str, Any], shelf: Shelf, where: str = "override") -> Recipe:
+        """The same recipe with changes over it, by the rule of `merge`."""
+        return Recipe.of(merge(self.spec(), changes, where), self.name, shelf)
+
+
+def load(
+    given: str | Path | Mapping[str, Any] | Recipe, shelf: Shelf, sets: Iterable[str] = ()
+) -> Recipe:
+    """A recipe by name, from a TOML file (``FILE.toml`` or ``FILE.toml:NAME``), or from a table.
+
+    Raises:
+        LabError: if there is no such recipe, or it is not valid.
+    """
+    if isinstance(given, Recipe):
+        return Recipe.of(given.spec(), given.name, shelf, sets)
+    if isinstance(given, Mapping):
+        return Recipe.of(given, "given", shelf, sets)
+    file, name = _split_file(str(given))
+    if file is None:
+        return Recipe.of(shelf.recipe(name), name, shelf, sets)
+    tables = _read_toml(file)
+    if not name and len(tables) != 1:
+        raise LabError(
+            f"{file} holds {len(tables)} recipes ({one_of(tables)}); name one: {file}:NAME"
+        )
+    name = name or next(iter(tables))
+    if name not in tables:
+        raise LabError(
+            f"{file}: no recipe {name!r}.{nearest(name, tables)} It has {one_of(tables)}"
+        )
+    return Recipe.of(_with_local_bases(tables, name, file), name, shelf, sets)
+
+
+def merge(spec: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> Spec:
+    """A recipe's table with changes over it.
+
+    ``{"surrogate": "sapo"}`` and ``{"surrogate": {"name": "sapo"}}`` replace the component,
+    ``{"surrogate": {"cap": 3}}`` changes its parameter, ``{"wrap": {"dual_clip": {"c": 2}}}`` that
+    of a list's entry, ``"none"`` empties a slot. The source of what is changed goes with it.
+    """
+    out: Spec = deepcopy(dict(spec))
+    for key, value in changes.items():
+        if key not in _KEYS:
+            raise LabError(
+                f"{where}: unknown slot {key!r}.{nearest(key, _KEYS)} A recipe has {', '.join(_KEYS)}"
+            )
+        if key in ("loop", "source"):
+            if not isinstance(value, Mapping):
+                raise LabError(f"{where}: {key} is a table, got {value!r}")
+            out[key] = {**out.get(key, {}), **value}
+        elif key not in SLOTS:
+            out[key] = value
+        elif SLOTS[key].many:
+            out[key] = _merge_list(out.get(key, []), key, value, where)
+        else:
+            out[key] = _merge_one(out.get(key), key, value, where)
+    changed = {path for path in _paths(changes) if not path.startswith("source.")}
+    stale = [p for p in out.get("source", {}) if p not in changes.get("source", {})]
+    gone = {p for p in stale if any(p == c or p.startswith(f"{c}.") for c in changed)}
+    if gone:
+        out["source"] = {p: s for p, s in out["source"].items() if p not in gone}
+    return out
+
+
+def parse_set(text: str) -> Spec:
+    """``a.b=value`` as nested tables; the value is TOML, or else a word.
+
+    Raises:
+        LabError: if there is no ``=``, or a value begins like TOML and is none.
+    """
+    path, equals, value = text.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(re.fullmatch(r"[\w+:-]+", k) for k in keys):
+        raise LabError(f"--set {text}: it reads PATH=VALUE, for example surrogate.cap=3")
+    try:
+        parsed = tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+        if not re.fullmatch(r"[\w.+:-]+", parsed):
+            raise LabError(f"--set {text}: {value!r} is neither a TOML value nor a word") from None
+    for key in reversed(keys):
+        parsed = {key: parsed}
+    return dict(parsed)
+
+
+def spaces(recipe: Recipe, shelf: Shelf) -> dict[str, Space]:
+    """Every search space that the recipe's components bring, by the path that `--set` takes."""
+    found: dict[str, Space] = {}
+    for slot, use in recipe.uses():
+        path = f"{slot}.{use.name}" if SLOTS[slot].many else slot
+        for component in shelf.find(slot, use.name):
+            found |= {f"{path}.{n}": p.space for n, p in component.params.items() if p.space}
+    return found
+
+
+def suggest(
+    trial: Trial, recipe: Recipe, shelf: Shelf, only: Iterable[str] | None = None
+) -> Recipe:
+    """The recipe with a trial's values for its components' own search spaces.
+
+    Args:
+        trial: any tuner's trial with Optuna's ``suggest_*`` methods.
+        only: paths to draw, as in `spaces`; all of them when left out.
+
+    Raises:
+        LabError: for a path that is no search space of the recipe.
+    """
+    known = spaces(recipe, shelf)
+    paths = list(known if only is None else only)
+    for path in paths:
+        if path not in known:
+            raise LabError(
+                f"recipe {recipe.name!r} has no search space {path!r}.{nearest(path, known)} It has {one_of(known)}"
+            )
+    for path in paths:
+        value = known[path].suggest(trial, path)
+        changes: Any = value
+        for key in reversed(path.split(".")):
+            changes = {key: changes}
+        recipe = recipe.override(changes, shelf, path)
+    return recipe
+
+
+def first_error(e: ValidationError, model: type[BaseModel]) -> str:
+    """pydantic's first complaint in one line, with the nearest name for an unknown key."""
+    error = e.errors(include_url=False)[0]
+    path = ".".join(str(p) for p in error["loc"])
+    if error["type"] == "extra_forbidden":
+        *parents, key = error["loc"]
+        for parent in parents:
+            field = model.model_fields[str(parent)].annotation
+            assert isinstance(field, type) and issubclass(field, BaseModel)
+            model = field
+        return f"unknown key {path!r}.{nearest(key, model.model_fields)} It has {', '.join(model.model_fields)}"
+    message = error["msg"][0].lower() + error["msg"][1:]
+    return f"{path} = {error['input']!r}: {message}"
+
+
+def _flatten(spec: Spec, name: str, shelf: Shelf, seen: tuple[str, ...]) -> Spec:
+    base = spec.pop("base", None)
+    if base is None:
+        return merge({}, spec, f"recipe {name!r}")
+    if base in seen:
+        raise LabError(
+            f"recipe {name!r}: base goes round in a circle: {' -> '.join((*seen, base))}"
+        )
+    if isinstance(base, Mapping):  # a recipe of the same file
+        below = _flatten(dict(base), name, shelf, seen)
+    else:
+        below = _flatten(dict(shelf.recipe(str(base))), str(base), shelf, (*seen, str(base)))
+    return merge(below, spec, f"recipe {name!r}")
+
+
+def _merge_one(old: Any, slot: str, value: Any, where: str) -> Any:
+    if isinstance(value, str):
+        return {"name": value} if value != "none" or slot == "ratio" else None
+    if not isinstance(value, Mapping):
+        raise LabError(
+            f"{where}: {slot} = {value!r}; it takes a name or a table {{name = ..., ...}}"
+        )
+    if "name" in value:
+        return dict(value)
+    if not old:
+        raise LabError(
+            f"{where}: {slot} names no component, and there is none to change; give name = ..."
+        )
+    return {**old, **value}
+
+
+def _merge_list(old: list[Spec], slot: str, value: Any, where: str) -> list[Spec]:
+    if isinstance(value, str):
+        return [] if value == "none" else [{"name": value}]
+    if isinstance(value, list | tuple):
+        entries = [{"name": v} if isinstance(v, str) else v for v in value]
+        for entry in entries:
+            if not isinstance(entry, Mapping) or "name" not in entry:
+                raise LabError(
+                    f"{where}: {slot} holds {entry!r}; each entry is a name or a table with one"
+                )
+        names = [e["name"] for e in entries]
+        twice = next((n for n in names if names.count(n) > 1), None)
+        if twice:
+            raise LabError(f"{where}: {slot} lists {twice!r} twice")
+        return [dict(e) for e in entries]
+    if not isinstance(value, Mapping):
+        raise LabError(f"{where}: {slot} = {value!r}; it takes a list of names or tables")
+    if "name" in value:
+        return [dict(value)]
+    out = [dict(e) for e in old]
+    for name, settings in value.items():
+        entry = next((e for e in out if e["name"] == name), None)
+        if entry is None or not isinstance(settings, Mapping):
+            listed = [e["name"] for e in out]
+            raise LabError(
+                f"{where}: {slot} has no entry {name!r}.{nearest(name, listed)} It lists {one_of(listed)}"
+            )
+        entry.update(settings)
+    return out
+
+
+def _typed(key: str, value: Any) -> Any:
+    if key not in SLOTS:
+        return value
+    if SLOTS[key].many:
+        return tuple(_use(key, v) for v in value)
+    return None if value is None else _use(key, value)
+
+
+def _use(slot: str, spec: Mapping[str, Any]) -> Spec:
+    settings = dict(spec)
+    name = settings.pop("name")
+    if not isinstance(name, str):
+        raise LabError(f"{slot}: name = {name!r}; a component's name is a string")
+    return {"name": name, "settings": settings}
+
+
+def _paths(changes: Mapping[str, Any]) -> Iterator[str]:
+    """The dotted paths that a change settles; a slot that names a component settles all below it."""
+    for key, value in changes.items():
+        if isinstance(value, Mapping) and "name" not in value:
+            yield from (f"{key}.{below}" for below in _paths(value))
+        else:
+            yield key
+
+
+def _split_file(given: str) -> tuple[Path | None, str]:
+    head, colon, name = given.partition(".toml:")
+    if colon:
+        return Path(head + ".toml"), name
+    return (Path(given), "") if given.endswith(".toml") else (None, given)
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise LabError(f"{file}: {e.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise LabError(f"{file} is not TOML: {e}") from None
+    for key in data:
+        if key != "recipe":
+            raise LabError(
+                f"{file}: unknown table [{key}].{nearest(key, ['recipe'])} A recipe file holds [recipe.NAME]"
+            )
+    tables = data.get("recipe", {})
+    if not tables or not all(isinstance(t, Mapping) for t in tables.values()):
+        raise LabError(f"{file}: no table [recipe.NAME]")
+    return dict(tables)
+
+
+def _with_local_bases(
+    tables: Mapping[str, Any], name: str, file: Path, seen: tuple[str, ...] = ()
+) -> Spec:
+    """A recipe's table, its base replaced by the file's own table of that name where there is one."""
+    if name in seen:
+        raise LabError(f"{file}: base goes round in a circle: {' -> '.join((*seen, name))}")
+    spec = dict(tables[name])
+    base = spec.get("base")
+    if isinstance(base, str) and base in tables and base != name:
+        spec["base"] = _with_local_bases(tables, base, file, (*seen, name))
+    return spec

@@ -1,0 +1,102 @@
+"""The rollout's side of the objective, once per rollout: tensors in, tensors out.
+
+keep -> shape_reward -> kl_reward -> advantage -> critic_target -> normalize. What comes out is
+fixed for all updates on the rollout, and nothing in it has a gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab.bench import Bench
+from lab.step import Step
+from lab.tools import at_last_token, masked_mean, masked_sum, spread, to_go
+
+
+def prepare(bench: Bench, step: Step) -> Step:
+    """The step with `advantages` and, where there is a critic, `returns`; the filters applied.
+
+    `mask` becomes 0 on the rows that a filter refused, `counted` is the mask that the shares count
+    (it keeps the rows refused with ``mode = "drop"``). Advantages are normalised here unless the
+    slot says ``per = "minibatch"``.
+    """
+    kept = bench.keep(step)
+    shaped = _shaped(bench, step)
+    rows = kept.stats.nonzero().squeeze(1)
+    advantages, returns = _advantages(bench, _rows(shaped, rows))
+    mask = step["mask"]
+    out: Step = {
+        **step,
+        "advantages": torch.zeros_like(mask).index_copy(0, rows, advantages),
+        "mask": mask * kept.rows[:, None].to(mask.dtype),
+        "counted": mask * kept.shares[:, None].to(mask.dtype),
+    }
+    if returns is not None:
+        out["returns"] = torch.zeros_like(mask).index_copy(0, rows, returns)
+    return out
+
+
+def with_rollout_values(step: Step) -> Step:
+    """The step as rollout hooks see it: `values` are the rollout's where both are given."""
+    return {**step, "values": step["old_values"]} if "old_values" in step else step
+
+
+def _rows(step: Step, rows: Tensor) -> Step:
+    """Some rows of a step, detached: a rollout's numbers train nothing."""
+    out: Any = {n: x.detach()[rows] if isinstance(x, Tensor) else x for n, x in step.items()}
+    part: Step = out
+    return part
+
+
+def _shaped(bench: Bench, step: Step) -> Step:
+    """The step with shaped rewards; a row's change lands on its last mask token."""
+    out = with_rollout_values(step)
+    if not bench.get("shape_reward"):
+        return out
+    rewards = bench.shape_reward(step)
+    change = at_last_token(rewards - step["rewards"], step["mask"])
+    return {**out, "rewards": rewards, "token_rewards": step["token_rewards"] + change}
+
+
+def _advantages(bench: Bench, step: Step) -> tuple[Tensor, Tensor | None]:
+    """Advantages and critic targets of the rows that the statistics see."""
+    when = bench.option("kl_reward", "when") if bench.get("kl_reward") else None
+    if when == "before":
+        step = _paid_before(bench, step)
+    advantages = bench.advantage(step)
+    # targets take the raw advantages: neither normalised ones nor those after a KL cost predict a return
+    returns = bench.critic_target({**step, "advantages": advantages}) if bench.has_critic else None
+    if when == "after":
+        advantages = advantages - _cost_after(bench, step)
+    if bench.option("normalize", "per") == "rollout":
+        advantages = bench.normalize({**step, "advantages": advantages})
+    return advantages, returns
+
+
+def _paid_before(bench: Bench, step: Step) -> Step:
+    """The cost taken off the rewards, so that it meets the group's statistics with the score."""
+    cost = bench.kl_reward(step)
+    total = masked_sum(cost, step["mask"], 1)
+    if bench.option("kl_reward", "credit") == "sequence":
+        cost = at_last_token(total, step["mask"])
+    if "rewards" not in step:
+        return step
+    rewards, token_rewards = step["rewards"] - total, step["token_rewards"] - cost
+    return {**step, "rewards": rewards, "token_rewards": token_rewards}
+
+
+def _cost_after(bench: Bench, step: Step) -> Tensor:
+    """What each token's advantage pays: its own cost, the rest of the row's, or the whole row's."""
+    cost, mask = bench.kl_reward(step), step["mask"]
+    credit = bench.option("kl_reward", "credit")
+    if credit == "to_go":
+        cost = to_go(cost, mask)
+    elif credit == "sequence":
+        cost = spread(masked_sum(cost, mask, 1), mask)
+    if bench.option("kl_reward", "centre"):
+        # one number for all tokens, whatever they did: a baseline
+        cost = cost - masked_mean(cost, mask)
+    return torch.where(mask.bool(), cost, torch.zeros_like(cost))

@@ -1,0 +1,92 @@
+"""Filters and reward shaping, and DAPO, which is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from torch import Tensor
+
+from lab import Float, StopReason, keep, recipes, shape_reward
+
+
+@keep
+def zero_variance(rewards: Tensor, group: Tensor) -> Tensor:
+    """Keep the groups whose raw rewards differ: the others have no advantage (DAPO 2503.14476 eq. 11)."""
+    same = group[:, None] == group[None, :]
+    differs = rewards[:, None] != rewards[None, :]
+    return (same & differs).any(1)
+
+
+@keep
+def overlong(truncated: Tensor) -> Tensor:
+    """Drop the rows that were cut at the length limit (DAPO 2503.14476 section 3.4)."""
+    return ~truncated
+
+
+@shape_reward
+def soft_overlong(
+    rewards: Tensor,
+    lengths: Tensor,
+    budget: int,
+    *,
+    length: int | None = None,
+    cache: Annotated[float | None, Float(1.0, 8192.0, log=True)] = None,
+) -> Tensor:
+    """Take up to 1 off answers in the last stretch before the limit (DAPO 2503.14476 eq. 13).
+
+    With limit L (`length`, or the configured budget where it is None) and stretch c (`cache`, in
+    tokens; a fifth of L where it is None, which is 4096 of 20480): 0 up to L - c, then
+    ((L - c) - n)/c down to -1 at L, and -1 beyond.
+    """
+    limit = budget if length is None else length
+    stretch = limit / 5 if cache is None else cache
+    if not 0 < stretch <= limit:
+        raise ValueError(f"cache={cache}; it is positive and at most the limit of {limit} tokens")
+    over = lengths.to(rewards.dtype) - (limit - stretch)
+    return rewards - (over / stretch).clamp(0, 1)
+
+
+@shape_reward
+def no_eos_penalty(
+    rewards: Tensor, stop_reason: Tensor, *, penalty: Annotated[float, Float(0.1, 2.0)] = 1.0
+) -> Tensor:
+    """Take a penalty off answers that ended without EOS, by stop reason (N+ details of RLHF with PPO).
+
+    A stop string and a cut both count: neither generated an EOS. Never told by a token's id, which
+    fails where pad and EOS share one.
+    """
+    return rewards - penalty * (stop_reason != StopReason.EOS).to(rewards.dtype)
+
+
+@recipes
+def named() -> Mapping[str, Mapping[str, Any]]:
+    paper = "2503.14476"
+    return {
+        "dapo": {
+            "doc": "Clip-higher, dynamic sampling, mean over tokens, soft length penalty.",
+            "filter": [{"name": "zero_variance", "refill": True}],
+            "shape": [{"name": "soft_overlong", "cache": "none"}],
+            "advantage": {
+                "name": "group",
+                "baseline": "mean",
+                "scale": "std",
+                "ddof": 1,
+                "eps": 1e-6,
+            },
+            "ratio": "token",
+            "surrogate": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.28},
+            "aggregate": "token_mean",
+            "source": {
+                "recipe": f"{paper} eq. 8",
+                "filter.zero_variance.refill": f"{paper} section 3.2, dynamic sampling",
+                "shape.soft_overlong.cache": f"{paper} section 4.1: a fifth, 4096 of 20480 tokens (unverified)",
+                "advantage.baseline": f"{paper} eq. 9",
+                "advantage.scale": f"{paper} eq. 9",
+                "advantage.ddof": f"verl's default; {paper} gives none",
+                "advantage.eps": f"verl's default; {paper} gives none",
+                "surrogate.eps_low": f"{paper} section 4.1",
+                "surrogate.eps_high": f"{paper} section 4.1",
+            },
+        },
+    }

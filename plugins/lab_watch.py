@@ -1,0 +1,88 @@
+"""Observers: numbers of an update, each defined where it is recorded.
+
+Rates are masked means over tokens with a non-zero advantage unless said: a token without an
+advantage has nothing to be flat about, and is counted apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from lab import masked_mean, observe
+
+
+@observe
+def clipping(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    pull: Tensor,
+    mask: Tensor,
+    interval: tuple[float | None, float | None],
+) -> Mapping[str, float]:
+    """Shares of tokens outside the ratio interval, flat, and capped, in all and by sign of A.
+
+    - ``outside``: exp(logp - old_logp) below or above the interval, strictly.
+    - ``flat``: the pull is exactly 0.
+    - ``capped``: outside and not flat, the pull held at bound times advantage.
+    - ``no_advantage``: tokens with A = 0, as a share of all tokens.
+
+    ``_positive`` and ``_negative`` are the same rates over tokens of that sign of A.
+    """
+    on = mask.bool()
+    token_ratio = torch.where(on, logp - old_logp, torch.zeros_like(logp)).exp()
+    low, high = interval
+    below = torch.zeros_like(on) if low is None else token_ratio < low
+    above = torch.zeros_like(on) if high is None else token_ratio > high
+    flat = pull == 0
+    bound = torch.where(below, 0.0 if low is None else low, 0.0 if high is None else high).to(
+        pull.dtype
+    )
+    held = torch.isclose(pull, bound * advantages, rtol=1e-5, atol=0.0)
+    what = {"outside": below | above, "flat": flat, "capped": (below | above) & ~flat & held}
+    sides = {"": advantages != 0, "_positive": advantages > 0, "_negative": advantages < 0}
+    numbers = {
+        f"{name}{side}": _rate(hit, on & chosen)
+        for name, hit in what.items()
+        for side, chosen in sides.items()
+    }
+    return numbers | {"no_advantage": _rate(advantages == 0, on)}
+
+
+@observe
+def kl_old(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Mapping[str, float]:
+    """Mean per token of three estimates of KL(old || pi), from samples of the old policy.
+
+    With d = old_logp - logp: ``kl_old_k1`` d, ``kl_old_k2`` d^2/2, ``kl_old_k3`` e^-d - 1 + d.
+    """
+    d = old_logp - logp
+    return {
+        "kl_old_k1": float(masked_mean(d, mask)),
+        "kl_old_k2": float(masked_mean(0.5 * d**2, mask)),
+        "kl_old_k3": float(masked_mean((-d).expm1() + d, mask)),
+    }
+
+
+@observe
+def weights(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Mapping[str, float]:
+    """The raw token ratios: mean, extremes, effective sample size as a share of the tokens.
+
+    ``ratio_ess`` is (sum r)^2 / (N sum r^2), before any clip or cap.
+    """
+    on = mask.bool()
+    if not bool(on.any()):
+        return {}
+    r = (logp[on] - old_logp[on]).exp()
+    return {
+        "ratio_mean": float(r.mean()),
+        "ratio_min": float(r.min()),
+        "ratio_max": float(r.max()),
+        "ratio_ess": float(r.sum() ** 2 / (r.numel() * (r**2).sum())),
+    }
+
+
+def _rate(hit: Tensor, among: Tensor) -> float:
+    return float((hit & among).sum()) / max(1, int(among.sum()))
