@@ -129,7 +129,7 @@ class Bench:
             b.remember(self.now, step)
 
     def keep(self, step: Step) -> Kept:
-        """Which rows stay; what becomes of the others is an option of the filter that refused them."""
+        """Which rows stay, and what a refused one still counts for, by its filter's options."""
         rows = torch.ones(step["mask"].shape[0], dtype=torch.bool, device=step["mask"].device)
         entries = self.get("keep")
         if not entries:
@@ -206,7 +206,7 @@ class Bench:
                 raise LabError(
                     f"{b.component}: another observer records {sorted(twice)[0]!r} already"
                 )
-            out |= {name: float(number) for name, number in numbers.items()}
+            out |= numbers
         return out
 
     def _call(self, hook: str, step: Step, hooks: Any = None) -> Tensor:
@@ -222,7 +222,7 @@ class Bench:
         return torch.where(step["mask"].bool(), result, fill)
 
     def _selected(self, hook: str, step: Step) -> dict[str, Any]:
-        """The hook's inputs: what a component names, at the mask and detached; None for the rest."""
+        """The hook's inputs that a component names, at the mask and detached; else None."""
         on = step["mask"].bool()
         given: dict[str, Any] = {}
         for name in inputs(hook):

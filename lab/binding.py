@@ -225,9 +225,12 @@ def checked(result: Any, bound: Bound, inputs: Mapping[str, Any]) -> Any:
         LabError: for None (pluggy would fall through to another implementation), for something
             that is no tensor, and for another shape or dtype than the hook's.
     """
-    c, kind = bound.component, RETURNS[bound.component.hook]
+    c = bound.component
     if result is None:
         raise LabError(f"{c} returned nothing; is there a `return`?")
+    if c.hook == "observe":
+        return _numbers(result, c)
+    kind = RETURNS[c.hook]
     if not isinstance(result, Tensor):
         raise LabError(f"{c} returned {type(result).__name__} where a tensor was due")
     due, ndim = ("[B,T]", 2) if kind == "PerToken" else ("[B]", 1)
@@ -239,6 +242,18 @@ def checked(result: Any, bound: Bound, inputs: Mapping[str, Any]) -> Any:
     if result.dtype != wanted:
         raise LabError(f"{c} returned {result.dtype} where {wanted} was due")
     return result
+
+
+def _numbers(result: Any, c: Component) -> dict[str, float]:
+    if not isinstance(result, Mapping):
+        raise LabError(f"{c} returned {type(result).__name__} where a mapping was due")
+    for name, number in result.items():
+        single_number = isinstance(number, int | float) or (
+            isinstance(number, Tensor) and number.numel() == 1
+        )
+        if not isinstance(name, str) or not single_number:
+            raise LabError(f"{c} records {name!r}: {number!r}; a name and a number were due")
+    return {name: float(number) for name, number in result.items()}
 
 
 def _shape(result: Tensor, inputs: Mapping[str, Any]) -> str:

@@ -33,8 +33,8 @@ def check_declarations(recipe: Recipe, bound: Iterable[Bound]) -> None:
         raise LabError(f"{names} both correct for the sampler; keep one")
     if correcting and recipe.loop.anchor == "rollout":
         raise LabError(
-            f"{correcting[0].component} corrects for the sampler, and loop.anchor = 'rollout' does so "
-            "already; keep one"
+            f"{correcting[0].component} corrects for the sampler, "
+            "and loop.anchor = 'rollout' does so already; keep one"
         )
     for b in bound:
         if b.options.get("when") == "before":
@@ -61,6 +61,6 @@ def check_aggregation(recipe: Recipe, bound: Iterable[Bound], call: Callable[...
     rows = call("aggregate", batch(4)).sum(1)
     if not torch.allclose(rows, rows[0].expand_as(rows), rtol=1e-4):
         raise LabError(
-            f"{level[0].component} is one number a row, but aggregate {recipe.aggregate.name!r} weighs "
-            "rows by their length; take sequence_mean, or say length_weighted = true"
+            f"{level[0].component} is one number a row, but aggregate {recipe.aggregate.name!r} "
+            "weighs rows by their length; take sequence_mean, or say length_weighted = true"
         )

@@ -154,13 +154,14 @@ def _check_argument(p: inspect.Parameter, hook: str, where: str) -> None:
         return
     if p.default is not p.empty:
         raise LabError(
-            f"{where}: {p.name!r} has a default but is not keyword-only; put hyperparameters after '*'"
+            f"{where}: {p.name!r} has a default but is not keyword-only; "
+            "put hyperparameters after '*'"
         )
     if p.name not in inputs(hook):
         hint = nearest(p.name, inputs(hook))
         raise LabError(
-            f"{where}: {p.name!r} is no input of {hook}.{hint} It may take {', '.join(inputs(hook))}; "
-            "hyperparameters go after '*'"
+            f"{where}: {p.name!r} is no input of {hook}.{hint} "
+            f"It may take {', '.join(inputs(hook))}; hyperparameters go after '*'"
         )
 
 

@@ -77,7 +77,8 @@ def kl_reward(old_logp: PerToken, ref_logp: PerToken, mask: PerToken) -> PerToke
     """The cost that each token takes off the reward, beta included: [B,T].
 
     Called once per rollout; the slot's options say whether it is credited before or after the
-    advantage, and to which tokens. No gradient: it is frozen with the rollout. Example: `in_reward`.
+    advantage, and to which tokens. No gradient: it is frozen with the rollout.
+    Example: `in_reward`.
     """
 
 

@@ -267,3 +267,27 @@ def _critic_view(step: Step) -> Step:
     """One of values and old_values alone serves as both."""
     live = step["values"] if "values" in step else step["old_values"]
     return {**step, "values": live, "old_values": step.get("old_values", live)}
+
+
+def pull_curve(bench: Bench, ratios: Iterable[float], advantage: float) -> list[float]:
+    """The pull of one token at each ratio, old and rollout alike: the objective's weight curve.
+
+    Always derived by autograd, whatever a component declares of itself.
+    """
+    column = torch.tensor(list(ratios), dtype=torch.float64)[:, None]
+    old = torch.full_like(column, -1.0)
+    rows = torch.arange(column.shape[0])
+    step = complete(
+        {
+            "logp": old + column.log(),
+            "old_logp": old,
+            "rollout_logp": old,
+            "advantages": torch.full_like(column, advantage),
+            "rewards": torch.full_like(column[:, 0], advantage),
+            "entropy": torch.ones_like(column),
+            "group": torch.zeros_like(rows),
+            "mask": torch.ones_like(column),
+        }
+    )
+    shares = {"surrogate": torch.ones_like(column)}
+    return objective(bench, step, shares).pull[:, 0].tolist()

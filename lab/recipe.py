@@ -185,7 +185,8 @@ def merge(spec: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> Sp
     for key, value in changes.items():
         if key not in _KEYS:
             raise LabError(
-                f"{where}: unknown slot {key!r}.{nearest(key, _KEYS)} A recipe has {', '.join(_KEYS)}"
+                f"{where}: unknown slot {key!r}.{nearest(key, _KEYS)} "
+                f"A recipe has {', '.join(_KEYS)}"
             )
         if key in ("loop", "source"):
             if not isinstance(value, Mapping):
@@ -218,12 +219,19 @@ def parse_set(text: str) -> Spec:
     try:
         parsed = tomllib.loads(f"v = {value}")["v"]
     except tomllib.TOMLDecodeError:
-        parsed = value.strip()
-        if not re.fullmatch(r"[\w.+:-]+", parsed):
+        parsed = _number_or_word(value.strip())
+        if isinstance(parsed, str) and not re.fullmatch(r"[\w.+:-]+", parsed):
             raise LabError(f"--set {text}: {value!r} is neither a TOML value nor a word") from None
     for key in reversed(keys):
         parsed = {key: parsed}
     return dict(parsed)
+
+
+def _number_or_word(text: str) -> float | str:
+    try:
+        return float(text)  # .5 is no TOML, and what a person types
+    except ValueError:
+        return text
 
 
 def spaces(recipe: Recipe, shelf: Shelf) -> dict[str, Space]:
@@ -253,7 +261,8 @@ def suggest(
     for path in paths:
         if path not in known:
             raise LabError(
-                f"recipe {recipe.name!r} has no search space {path!r}.{nearest(path, known)} It has {one_of(known)}"
+                f"recipe {recipe.name!r} has no search space {path!r}.{nearest(path, known)} "
+                f"It has {one_of(known)}"
             )
     for path in paths:
         value = known[path].suggest(trial, path)
@@ -272,9 +281,10 @@ def first_error(e: ValidationError, model: type[BaseModel]) -> str:
         *parents, key = error["loc"]
         for parent in parents:
             field = model.model_fields[str(parent)].annotation
-            assert isinstance(field, type) and issubclass(field, BaseModel)
-            model = field
-        return f"unknown key {path!r}.{nearest(key, model.model_fields)} It has {', '.join(model.model_fields)}"
+            if isinstance(field, type) and issubclass(field, BaseModel):
+                model = field
+        known = model.model_fields
+        return f"unknown key {path!r}.{nearest(key, known)} It has {', '.join(known)}"
     message = error["msg"][0].lower() + error["msg"][1:]
     return f"{path} = {error['input']!r}: {message}"
 
@@ -335,7 +345,8 @@ def _merge_list(old: list[Spec], slot: str, value: Any, where: str) -> list[Spec
         if entry is None or not isinstance(settings, Mapping):
             listed = [e["name"] for e in out]
             raise LabError(
-                f"{where}: {slot} has no entry {name!r}.{nearest(name, listed)} It lists {one_of(listed)}"
+                f"{where}: {slot} has no entry {name!r}.{nearest(name, listed)} "
+                f"It lists {one_of(listed)}"
             )
         entry.update(settings)
     return out
@@ -358,7 +369,7 @@ def _use(slot: str, spec: Mapping[str, Any]) -> Spec:
 
 
 def _paths(changes: Mapping[str, Any]) -> Iterator[str]:
-    """The dotted paths that a change settles; a slot that names a component settles all below it."""
+    """The dotted paths that a change settles; naming a component settles all below it."""
     for key, value in changes.items():
         if isinstance(value, Mapping) and "name" not in value:
             yield from (f"{key}.{below}" for below in _paths(value))
@@ -383,7 +394,8 @@ def _read_toml(file: Path) -> dict[str, Any]:
     for key in data:
         if key != "recipe":
             raise LabError(
-                f"{file}: unknown table [{key}].{nearest(key, ['recipe'])} A recipe file holds [recipe.NAME]"
+                f"{file}: unknown table [{key}].{nearest(key, ['recipe'])} "
+                "A recipe file holds [recipe.NAME]"
             )
     tables = data.get("recipe", {})
     if not tables or not all(isinstance(t, Mapping) for t in tables.values()):
@@ -394,7 +406,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
 def _with_local_bases(
     tables: Mapping[str, Any], name: str, file: Path, seen: tuple[str, ...] = ()
 ) -> Spec:
-    """A recipe's table, its base replaced by the file's own table of that name where there is one."""
+    """A recipe's table; a base that the same file holds stands in it as a table."""
     if name in seen:
         raise LabError(f"{file}: base goes round in a circle: {' -> '.join((*seen, name))}")
     spec = dict(tables[name])

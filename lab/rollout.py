@@ -67,7 +67,7 @@ def _advantages(bench: Bench, step: Step) -> tuple[Tensor, Tensor | None]:
     if when == "before":
         step = _paid_before(bench, step)
     advantages = bench.advantage(step)
-    # targets take the raw advantages: neither normalised ones nor those after a KL cost predict a return
+    # targets take the raw advantages: normalised ones, or those after a KL cost, predict no return
     returns = bench.critic_target({**step, "advantages": advantages}) if bench.has_critic else None
     if when == "after":
         advantages = advantages - _cost_after(bench, step)

@@ -145,8 +145,13 @@ class Shelf:
             raise LabError(message)
 
     def __iter__(self) -> Iterator[Component]:
-        order = [*hookspecs.SLOTS, "observe"]
-        return iter(sorted(self._components.values(), key=lambda c: (order.index(c.slot), c.name)))
+        slots, hooks = [*hookspecs.SLOTS, "observe"], list(hookspecs.COMPONENT_HOOKS)
+        return iter(
+            sorted(
+                self._components.values(),
+                key=lambda c: (slots.index(c.slot), c.name, hooks.index(c.hook)),
+            )
+        )
 
     def find(self, slot: str, name: str) -> tuple[Component, ...]:
         """The component of that name in that slot; two when a `kl` name stands on both hooks.
@@ -165,7 +170,8 @@ class Shelf:
         if len({c.plugin for c in found}) > 1 or any(c.params != found[0].params for c in found):
             origins = " and ".join(sorted(f"{c.plugin} ({c.hook})" for c in found))
             raise LabError(
-                f"{slot} {name!r} stands on two hooks, by {origins}: that takes one plugin and equal parameters"
+                f"{slot} {name!r} stands on two hooks, by {origins}: "
+                "that takes one plugin and equal parameters"
             )
         return found
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The sum of x over mask-1 tokens: a scalar, or along `dim`. Junk off the mask is selected away."""
+    """The sum of x over mask-1 tokens: a scalar, or along `dim`; junk off the mask is left out."""
     kept = torch.where(mask.bool(), x, torch.zeros_like(x))
     return kept.sum() if dim is None else kept.sum(dim, keepdim=keepdim)
 
@@ -38,13 +38,13 @@ def _smallest(x: Tensor, on: Tensor) -> Tensor:
 
 
 def masked_var(x: Tensor, mask: Tensor, ddof: int) -> Tensor:
-    """The two-pass variance of x over mask-1 tokens, divided by N - ddof; 0 where that is not positive."""
+    """The two-pass variance of x over mask-1 tokens, divided by N - ddof; 0 for N <= ddof."""
     centred = x - masked_mean(x, mask)
     return masked_sum(centred * centred, mask) / (mask.sum() - ddof).clamp(min=1)
 
 
 def group_index(group: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row's group as 0, 1, ... and the number of rows in it: [B], [B]. Ids may be any integers."""
+    """Each row's group as 0, 1, ... and the number of rows in it: [B], [B]; ids: any integers."""
     _, index, count = torch.unique(group, return_inverse=True, return_counts=True)
     return index, count[index]
 
@@ -65,7 +65,7 @@ def sibling_mean(x: Tensor, group: Tensor) -> Tensor:
 
 
 def group_std(x: Tensor, group: Tensor, ddof: int) -> Tensor:
-    """The two-pass std of x [B] in its group, divided by n - ddof, given to each row: [B]; 0 for n <= ddof."""
+    """The two-pass std of x [B] in its group, with n - ddof, for each row: [B]; 0 for n <= ddof."""
     index, count = group_index(group)
     centred = x - group_mean(x, group)
     return (_group_sum(centred * centred, index) / (count - ddof).clamp(min=1)).sqrt()
@@ -97,7 +97,7 @@ def to_go(x: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
 
 
 def at_last_token(x: Tensor, mask: Tensor) -> Tensor:
-    """x [B] on each row's last mask-1 token, 0 elsewhere: [B,T]. A row without tokens gets nothing."""
+    """x [B] on each row's last mask-1 token, 0 elsewhere: [B,T]; none on a row without tokens."""
     on = mask.bool()
     position = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(on, position, -1).amax(1, keepdim=True)

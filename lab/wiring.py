@@ -1,4 +1,4 @@
-"""From a recipe to hooks: every entry resolved, the defaults filled in, one implementation a hook."""
+"""From a recipe to hooks: entries resolved, defaults filled in, one implementation a hook."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def cispo(
     if floor is not None and not 0 <= floor <= 1:
         raise ValueError(f"floor={floor}; it lies in [0, 1]")
     weight = ratio if cap is None and floor is None else ratio.clamp(floor, cap)
-    # the weight is a constant: attached, the product rule would add A log p dr, which trains the weight
+    # the weight is a constant: attached, the product rule would add A log p dr and train it
     return weight.detach() * advantages * logp
 
 

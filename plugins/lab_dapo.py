@@ -12,7 +12,7 @@ from lab import Float, StopReason, keep, recipes, shape_reward
 
 @keep
 def zero_variance(rewards: Tensor, group: Tensor) -> Tensor:
-    """Keep the groups whose raw rewards differ: the others have no advantage (DAPO 2503.14476 eq. 11)."""
+    """Keep the groups whose raw rewards differ; others have no advantage (2503.14476 eq. 11)."""
     same = group[:, None] == group[None, :]
     differs = rewards[:, None] != rewards[None, :]
     return (same & differs).any(1)
@@ -51,7 +51,7 @@ def soft_overlong(
 def no_eos_penalty(
     rewards: Tensor, stop_reason: Tensor, *, penalty: Annotated[float, Float(0.1, 2.0)] = 1.0
 ) -> Tensor:
-    """Take a penalty off answers that ended without EOS, by stop reason (N+ details of RLHF with PPO).
+    """Take a penalty off answers that ended without EOS, by stop reason (N+ details, 2403.17031).
 
     A stop string and a cut both count: neither generated an EOS. Never told by a token's id, which
     fails where pad and EOS share one.
@@ -80,7 +80,7 @@ def named() -> Mapping[str, Mapping[str, Any]]:
             "source": {
                 "recipe": f"{paper} eq. 8",
                 "filter.zero_variance.refill": f"{paper} section 3.2, dynamic sampling",
-                "shape.soft_overlong.cache": f"{paper} section 4.1: a fifth, 4096 of 20480 tokens (unverified)",
+                "shape.soft_overlong.cache": "a fifth of the limit (4096 of 20480, unverified)",
                 "advantage.baseline": f"{paper} eq. 9",
                 "advantage.scale": f"{paper} eq. 9",
                 "advantage.ddof": f"verl's default; {paper} gives none",

@@ -73,6 +73,8 @@ rloo = alias(
     """,
     baseline="loo",
     scale="none",
+    ddof=1,  # nothing is divided: without a scale neither of the two does anything
+    eps=0.0,
 )
 
 

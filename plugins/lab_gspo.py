@@ -18,7 +18,7 @@ def sequence(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
 
 @ratio(sequence_level=True)
 def sequence_token(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
-    """The row's geometric mean as value, each token's own gradient (GSPO-token, 2507.18071 eq. 14)."""
+    """The row's geometric mean, each token's own gradient (GSPO-token, 2507.18071 eq. 14)."""
     row = masked_mean(logp - old_logp, mask, 1, keepdim=True).exp()
     # value 1 with slope 1 in the token's own logp: the row's number is held, the token's moves it
     return row.detach() * (logp - logp.detach()).exp()

@@ -1,0 +1,204 @@
+"""What `lab plugins`, `lab recipes` and `lab sanity` print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lab.bench import Bench
+from lab.binding import Bound
+from lab.component import REQUIRED, Component
+from lab.hookspecs import SLOTS
+from lab.loss import pull_curve
+from lab.recipe import Loop, Recipe
+from lab.sanity import Stage
+from lab.shelf import Shelf
+
+RATIOS = (0.5, 0.8, 1.0, 1.1, 1.28, 1.5, 2.0, 6.0, 10.0)
+
+
+def plugins_text(shelf: Shelf) -> str:
+    """Components by slot with their parameters, the recipes, what could not be loaded."""
+    parts: list[Any] = []
+    components = list(shelf)
+    for slot in dict.fromkeys(c.slot for c in components):
+        table = _table()
+        for c in (c for c in components if c.slot == slot):
+            table.add_row(f"  {c.name}", "\n".join([c.doc, *_parameters(c)]), c.plugin)
+        parts += [_heading(slot, SLOTS[slot].hooks if slot in SLOTS else ()), table, ""]
+    table = _table()
+    for name in shelf.names("recipes"):
+        table.add_row(f"  {name}", _doc(shelf, name), shelf.plugin_of("recipes", name))
+    parts += ["recipes", table]
+    if shelf.broken:
+        table = _table()
+        for plugin, why in shelf.broken.items():
+            table.add_row(f"  {plugin}", why, "")
+        parts += ["", "not loaded", table]
+    return _render(parts)
+
+
+def plugins_json(shelf: Shelf) -> str:
+    """The same for machines."""
+    rows = [
+        {
+            "slot": c.slot,
+            "hook": c.hook,
+            "name": c.name,
+            "doc": c.doc,
+            "inputs": c.inputs,
+            "parameters": {
+                n: {"type": str(p), "default": None if p.default is REQUIRED else p.default}
+                for n, p in c.params.items()
+            },
+            "plugin": c.plugin,
+        }
+        for c in shelf
+    ]
+    recipes = {n: _doc(shelf, n) for n in shelf.names("recipes")}
+    return json.dumps(
+        {"components": rows, "recipes": recipes, "not_loaded": shelf.broken}, indent=2
+    )
+
+
+def recipes_text(shelf: Shelf) -> str:
+    """The recipes, one a row, with the components of their main slots."""
+    table = _table()
+    for name, spec in shelf.names("recipes").items():
+        recipe = Recipe.of(spec, name, shelf)
+        main = [recipe.advantage, recipe.ratio, recipe.surrogate, recipe.aggregate]
+        names = " · ".join(u.name if u else "token" for u in main)
+        table.add_row(name, f"{recipe.doc}\n{names}", shelf.plugin_of("recipes", name))
+    return _render(["advantage · ratio · surrogate · aggregate of each recipe:", "", table])
+
+
+def recipes_json(shelf: Shelf) -> str:
+    """Every recipe in full, for machines."""
+    every = shelf.names("recipes").items()
+    return json.dumps({n: Recipe.of(s, n, shelf).spec() for n, s in every}, indent=2)
+
+
+def recipe_text(bench: Bench) -> str:
+    """One recipe: every constant with its value and source, what it needs, its pulls."""
+    recipe = bench.recipe
+    source = [f"source: {recipe.source['recipe']}"] if "recipe" in recipe.source else []
+    parts: list[Any] = [f"{recipe.name}: {recipe.doc}".rstrip(": "), *source, ""]
+    for b in bench.bound:
+        head, constants = _columns(2), _columns(3)
+        head.add_row(b.slot, f"{b.component.name}: {b.component.doc}")
+        for name, value in {**b.values, **b.options}.items():
+            constants.add_row("", f"{name} = {_value(value)}", _source(recipe, b, name))
+        if b.component.hook == "kl_loss" and bench.get("kl_reward"):
+            constants.add_row("", f"2 beta = {2 * b.values['beta']:g}", "it stands on both hooks")
+        parts += [head, *([constants] if constants.row_count else [])]
+    loop = _columns(3)
+    for name, value in recipe.loop.model_dump().items():
+        changed = value != getattr(Loop(), name)
+        why = recipe.source.get(f"loop.{name}", "the recipe" if changed else "the lab's default")
+        loop.add_row("", f"{name} = {_value(value)}", why)
+    low, high = (_value(x) for x in bench.interval)
+    roles = [
+        *(["a critic"] if bench.has_critic else []),
+        *(["a reference"] if bench.has_reference else []),
+    ]
+    parts += [
+        "loop",
+        loop,
+        "",
+        f"a ratio counts as inside in [{low}, {high}]",
+        f"roles beside the policy: {', '.join(roles) or 'none'}",
+        "",
+        "pull of one token, by its ratio:",
+        _pulls(bench),
+    ]
+    return _render(parts)
+
+
+def recipe_json(bench: Bench) -> str:
+    """One recipe with everything filled in, for machines."""
+    return json.dumps({**bench.recipe.spec(), **bench.record()}, indent=2)
+
+
+def stage_text(stage: Stage) -> str:
+    """A sanity stage: what it computed, then what did not hold."""
+    verdict = "FAILED" if stage.failures else "ok"
+    lines = [f"{stage.name}: {stage.title} ... {verdict}", *(f"  {line}" for line in stage.lines)]
+    return "\n".join([*lines, *(f"  ! {failure}" for failure in stage.failures), ""])
+
+
+def _pulls(bench: Bench) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("r")
+    for r in RATIOS:
+        table.add_column(f"{r:g}", justify="right")
+    for sign in (1.0, -1.0):
+        pulls = pull_curve(bench, RATIOS, sign)
+        table.add_row(f"A = {sign:+g}", *(f"{p + 0.0:.4g}" for p in pulls))
+    return table
+
+
+def _parameters(c: Component) -> list[str]:
+    out = []
+    for name, p in c.params.items():
+        default = "" if p.default is REQUIRED else f" = {_value(p.default)}"
+        space = f" in {p.space}" if p.space else ""
+        out.append(f"  {name}{default}{space}")
+    return out
+
+
+def _source(recipe: Recipe, b: Bound, name: str) -> str:
+    path = f"{b.slot}.{b.component.name}" if SLOTS[b.slot].many else b.slot
+    found = recipe.source.get(f"{path}.{name}")
+    if found:
+        return found
+    value = getattr(recipe, b.slot)
+    uses = value if SLOTS[b.slot].many else (value,)
+    if any(u is not None and u.name == b.component.name and name in u.settings for u in uses):
+        return "the recipe"
+    return "the slot's default" if name in b.options else "the component's default"
+
+
+def _doc(shelf: Shelf, name: str) -> str:
+    return str(shelf.recipe(name).get("doc", ""))
+
+
+def _value(x: Any) -> str:
+    if x is None:
+        return "none"
+    return f"{x:g}" if isinstance(x, float) else str(x).lower() if isinstance(x, bool) else str(x)
+
+
+def _heading(slot: str, hooks: Iterable[str]) -> str:
+    others = [h for h in hooks if h != slot]
+    return f"{slot} ({', '.join(others)})" if others else slot
+
+
+def _table() -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), expand=True)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=3)
+    table.add_column(ratio=1, justify="left", style="dim")
+    return table
+
+
+def _columns(number: int) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), expand=True)
+    table.add_column(width=14)
+    if number == 3:
+        table.add_column(width=20, no_wrap=True)
+    table.add_column(ratio=1)
+    return table
+
+
+def _render(parts: Iterable[Any]) -> str:
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console = Console(width=80, highlight=False, markup=False, emoji=False)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
