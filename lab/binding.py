@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lab.component import Component, Param
 from lab.errors import LabError, nearest, one_of
-from lab.hookspecs import OPTIONS, RETURNS, hookimpl
+from lab.hookspecs import OPTIONS, RETURNS, SPECS, hookimpl, inputs
 from lab.recipe import Use
 from lab.shelf import Shelf
 
@@ -136,12 +136,12 @@ def single(bound: Bound, now: Moment) -> Implementation:
     f = bound.component.function
 
     @functools.wraps(f)
-    def call(*inputs: Any) -> Any:
+    def call(*given: Any) -> Any:
         try:
-            result = f(*inputs, **bound.values, **bound.reserved(now))
+            result = f(*given, **bound.values, **bound.reserved(now))
         except Exception as e:
             raise _named(bound, e) from e
-        return checked(result, bound, dict(zip(bound.component.inputs, inputs, strict=True)))
+        return checked(result, bound, given)
 
     return call
 
@@ -150,26 +150,23 @@ def _wrapper(bound: Bound, now: Moment) -> Implementation:
     f = bound.component.function
 
     @functools.wraps(f)
-    def surround(*inputs: Any) -> Generator[None, Any, Any]:
+    def surround(*given: Any) -> Generator[None, Any, Any]:
         try:
-            result = yield from f(*inputs, **bound.values, **bound.reserved(now))
+            result = yield from f(*given, **bound.values, **bound.reserved(now))
         except Exception as e:
             raise _named(bound, e) from e
-        return checked(result, bound, dict(zip(bound.component.inputs, inputs, strict=True)))
+        return checked(result, bound, given)
 
     return surround
 
 
-def _with_inputs(bound: Sequence[Bound], call: Callable[[dict[str, Any]], Any]) -> Implementation:
-    """A function whose signature names every input of the entries, which is how pluggy calls it."""
-    names = list(dict.fromkeys(n for b in bound for n in b.component.inputs))
+def _with_inputs(hook: str, call: Callable[[dict[str, Any]], Any]) -> Implementation:
+    """A function with the hook's whole vocabulary, which is how pluggy will call it."""
 
-    def implementation(*inputs: Any) -> Any:
-        return call(dict(zip(names, inputs, strict=True)))
+    @functools.wraps(SPECS[hook])
+    def implementation(*given: Any) -> Any:
+        return call(dict(zip(inputs(hook), given, strict=True)))
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [inspect.Parameter(n, kind) for n in names]
-    implementation.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # PEP 362
     return implementation
 
 
@@ -185,7 +182,7 @@ def _all_of(bound: Sequence[Bound], now: Moment) -> Implementation:
         both: Tensor = functools.reduce(torch.logical_and, results)
         return both
 
-    return _with_inputs(bound, call)
+    return _with_inputs(bound[0].component.hook, call)
 
 
 def _one_after_another(bound: Sequence[Bound], now: Moment) -> Implementation:
@@ -197,7 +194,7 @@ def _one_after_another(bound: Sequence[Bound], now: Moment) -> Implementation:
         result: Tensor = given["rewards"]
         return result
 
-    return _with_inputs(bound, call)
+    return _with_inputs(bound[0].component.hook, call)
 
 
 def _sum_of(bound: Sequence[Bound], now: Moment) -> Implementation:
@@ -208,7 +205,7 @@ def _sum_of(bound: Sequence[Bound], now: Moment) -> Implementation:
         total: Tensor = functools.reduce(torch.add, results)
         return total
 
-    return _with_inputs(bound, call)
+    return _with_inputs(bound[0].component.hook, call)
 
 
 _LISTS: Mapping[str, Callable[[Sequence[Bound], Moment], Implementation]] = {
@@ -218,7 +215,7 @@ _LISTS: Mapping[str, Callable[[Sequence[Bound], Moment], Implementation]] = {
 }
 
 
-def checked(result: Any, bound: Bound, inputs: Mapping[str, Any]) -> Any:
+def checked(result: Any, bound: Bound, given: Sequence[Any]) -> Any:
     """What a component returned, if it is what its hook is due.
 
     Raises:
@@ -234,10 +231,10 @@ def checked(result: Any, bound: Bound, inputs: Mapping[str, Any]) -> Any:
     if not isinstance(result, Tensor):
         raise LabError(f"{c} returned {type(result).__name__} where a tensor was due")
     due, ndim = ("[B,T]", 2) if kind == "PerToken" else ("[B]", 1)
-    like = next((x for x in inputs.values() if isinstance(x, Tensor) and x.ndim == ndim), None)
+    like = next((x for x in given if isinstance(x, Tensor) and x.ndim == ndim), None)
     if result.ndim != ndim or (like is not None and result.shape != like.shape):
-        raise LabError(f"{c} returned {_shape(result, inputs)} where {due} was due")
-    floats = [x.dtype for x in inputs.values() if isinstance(x, Tensor) and x.is_floating_point()]
+        raise LabError(f"{c} returned {_shape(result, given)} where {due} was due")
+    floats = [x.dtype for x in given if isinstance(x, Tensor) and x.is_floating_point()]
     wanted = torch.bool if kind == "RowFlag" else (*floats, result.dtype)[0]
     if result.dtype != wanted:
         raise LabError(f"{c} returned {result.dtype} where {wanted} was due")
@@ -256,9 +253,9 @@ def _numbers(result: Any, c: Component) -> dict[str, float]:
     return {name: float(number) for name, number in result.items()}
 
 
-def _shape(result: Tensor, inputs: Mapping[str, Any]) -> str:
+def _shape(result: Tensor, given: Sequence[Any]) -> str:
     """A shape in the hook's letters where it can be told, else in numbers."""
-    for x in inputs.values():
+    for x in given:
         if isinstance(x, Tensor) and x.ndim == 2 and x.shape[0] != x.shape[1]:
             letters = {x.shape[0]: "B", x.shape[1]: "T"}
             return "[" + ",".join(letters.get(n, str(n)) for n in result.shape) + "]"

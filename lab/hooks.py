@@ -103,8 +103,8 @@ def _refuse_shadowing(f: Callable[..., Any], declared: Declared) -> None:
     """
     earlier = f.__globals__.get(f.__name__)
     old: Declared | None = getattr(earlier, MARK, None)
-    same_run = getattr(earlier, "lab_spec", None) is f.__globals__.get("__spec__")
-    setattr(f, "lab_spec", f.__globals__.get("__spec__"))  # noqa: B010  # F has no such attribute
+    same_run = getattr(earlier, "lab_run_of", None) is f.__globals__.get("__spec__")
+    setattr(f, "lab_run_of", f.__globals__.get("__spec__"))  # noqa: B010  # F has no such attribute
     if old is None or not same_run or "<locals>" in f.__qualname__:
         return
     here = f.__code__.co_filename

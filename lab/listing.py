@@ -131,13 +131,12 @@ def stage_text(stage: Stage) -> str:
 
 
 def _pulls(bench: Bench) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("r")
-    for r in RATIOS:
-        table.add_column(f"{r:g}", justify="right")
-    for sign in (1.0, -1.0):
-        pulls = pull_curve(bench, RATIOS, sign)
-        table.add_row(f"A = {sign:+g}", *(f"{p + 0.0:.4g}" for p in pulls))
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for heading in ("ratio", "A = +1", "A = -1"):
+        table.add_column(heading, justify="right")
+    curves = (pull_curve(bench, RATIOS, 1.0), pull_curve(bench, RATIOS, -1.0))
+    for r, up, down in zip(RATIOS, *curves, strict=True):
+        table.add_row(f"{r:g}", f"{up + 0.0:.4g}", f"{down + 0.0:.4g}")
     return table
 
 

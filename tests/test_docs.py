@@ -1,0 +1,147 @@
+"""The documentation is true: signatures are literal, examples run, shown output is real output."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from lab import hookspecs, recipe
+from lab.bench import Bench
+from lab.shelf import Shelf
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "plugins" / "README.md").read_text(encoding="utf-8")
+
+
+def fences(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.S | re.M)
+
+
+def shown(mark: str) -> str:
+    found = re.search(rf"<!-- output: {re.escape(mark)} -->\n```\n(.*?)\n```", README, re.S)
+    assert found, f"the README has no block for {mark}"
+    return found[1]
+
+
+def lab(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from lab.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+
+
+IDEA = fences(README, "python")[0]
+COMPONENTS = [f for f in fences(GUIDE, "python") if "from lab import" in f]
+
+
+@pytest.mark.parametrize("hook", hookspecs.TENSOR_HOOKS)
+def test_the_guide_has_each_hook_with_its_literal_signature(hook: str) -> None:
+    assert f"### `{hook}({', '.join(hookspecs.inputs(hook))})`" in GUIDE
+
+
+def test_the_guide_has_the_hooks_in_the_order_of_a_run() -> None:
+    places = [GUIDE.index(f"### `{hook}(") for hook in hookspecs.TENSOR_HOOKS]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("hook", hookspecs.COMPONENT_HOOKS)
+def test_the_guide_has_an_example_of_each_hook(hook: str) -> None:
+    assert any(re.search(rf"^@{hook}\b", example, re.M) for example in COMPONENTS)
+
+
+def test_the_guide_names_each_slot_option_and_reserved_keyword() -> None:
+    options = {o.name for every in hookspecs.OPTIONS.values() for o in every}
+    for word in (*options, *hookspecs.RESERVED):
+        assert f"`{word}`" in GUIDE, word
+
+
+@pytest.mark.parametrize("example", COMPONENTS, ids=lambda e: re.findall(r"def (\w+)", e)[-1])
+def test_each_component_of_the_guide_loads(example: str, tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(example, encoding="utf-8")
+    before = {(c.hook, c.name) for c in Shelf.installed()} | set(Shelf.installed().names("recipes"))
+    shelf = Shelf.installed([tmp_path / "example.py"])
+    after = {(c.hook, c.name) for c in shelf} | set(shelf.names("recipes"))
+    assert after > before
+
+
+USES = re.findall(r"^`((?:\w+) = [^`]+)`$", GUIDE, re.M)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_what_the_guide_says_to_type_is_a_recipe(use: str, tmp_path: Path) -> None:
+    """Each `slot = ...` line of the guide, over a recipe in which that slot is free."""
+    files = []
+    for number, example in enumerate(COMPONENTS):
+        if "@recipes" in example:
+            continue
+        files.append(tmp_path / f"example_{number}.py")
+        files[-1].write_text(example, encoding="utf-8")
+    shelf = Shelf.installed(files)
+    base = "ppo" if use.startswith("critic") else "grpo"
+    bench = Bench(recipe.load({"base": base, **tomllib.loads(use)}, shelf), shelf)
+    slot, named = use.split(" = ", 1)
+    assert any(b.slot == slot and f'"{b.component.name}"' in named for b in bench.bound)
+
+
+def test_there_are_uses_to_check() -> None:
+    assert len(USES) >= len(hookspecs.TENSOR_HOOKS)
+
+
+def test_the_ten_line_component_is_ten_lines_and_the_same_in_both_guides() -> None:
+    assert COMPONENTS[0] == IDEA
+    assert len(IDEA.splitlines()) <= 10
+
+
+@pytest.mark.parametrize("text", [README, GUIDE], ids=["README", "guide"])
+def test_the_python_examples_run(text: str, tmp_path: Path) -> None:
+    (tmp_path / "idea.py").write_text(IDEA, encoding="utf-8")
+    programs = [f for f in fences(text, "python") if "lab.evaluate" in f]
+    assert programs
+    for program in programs:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip()
+
+
+def test_the_readme_shows_the_real_recipes() -> None:
+    assert shown("lab recipes") == lab("recipes", cwd=ROOT).stdout.rstrip("\n")
+
+
+def test_the_readme_shows_the_real_pulls(tmp_path: Path) -> None:
+    (tmp_path / "idea.py").write_text(IDEA, encoding="utf-8")
+    sets = ("--set", "surrogate=soft_gate", "--set", "surrogate.tau=2")
+    out = lab("recipes", "grpo", "--plugin", "idea.py", *sets, cwd=tmp_path).stdout
+    assert shown("pulls") == out[out.index("pull of one token") :].rstrip("\n")
+
+
+def test_the_commands_of_the_guides_run(tmp_path: Path) -> None:
+    (tmp_path / "idea.py").write_text(IDEA, encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(fences(README, "toml")[0], encoding="utf-8")
+    lines = [c for text in (README, GUIDE) for f in fences(text, "console") for c in f.splitlines()]
+    commands = [c.partition("#")[0].split()[2:] for c in lines if c.startswith("$ lab ")]
+    assert len(commands) >= 6
+    for command in commands:
+        done = lab(*command, cwd=tmp_path)
+        wrong = "surrogate=cipso" in command
+        assert done.returncode == (2 if wrong else 0), done.stderr
+        if wrong:
+            assert done.stderr.strip() in README
+
+
+def test_the_readme_names_each_recipe_and_the_targets_it_tells_of() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"^\$ make (\S+)", README, re.M):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+    assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    for name in Shelf.installed().names("recipes"):
+        assert re.search(rf"^{name}\b", shown("lab recipes"), re.M), name
