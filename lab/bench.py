@@ -24,6 +24,14 @@ from lab.step import Step
 
 #: What counts as inside where the surrogate declares no interval of its own.
 COMPARISON_INTERVAL = (0.8, 1.2)
+#: What else would do where an input is missing.
+HINTS = {
+    "bootstrap": " (truncated or stop_reason would do where no row was cut)",
+    "truncated": " (stop_reason would do)",
+    "rewards": " (token_rewards would do)",
+    "token_rewards": " (rewards would do)",
+    "advantages": " (rewards would do, and what the advantage needs)",
+}
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,7 @@ class Bench:
         self.interval: tuple[float | None, float | None] = declared or interval
         checks.check_declarations(recipe, self.bound)
         probe.run(self.bound, self._call, self._own_hooks)
+        probe.run_observers(self.observers, self.now)
         checks.check_aggregation(recipe, self.bound, self._call)
 
     @property
@@ -229,7 +238,9 @@ class Bench:
             asker = next((b for b in self._on_hook[hook] if name in b.component.inputs), None)
             x = step.get(name)
             if asker is not None and x is None:
-                raise LabError(f"{asker.component} needs {name}, which was not given")
+                raise LabError(
+                    f"{asker.component} needs {name}, which was not given{HINTS.get(name, '')}"
+                )
             live = name in LIVE.get(hook, ())
             given[name] = None if asker is None else _at_mask(name, x, on, live)
         return given

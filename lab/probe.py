@@ -7,13 +7,14 @@ return or gradient, an edited input, a use of the global random generator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lab.binding import Bound
+from lab.binding import Bound, Moment, single
 from lab.errors import LabError
 from lab.hookspecs import LIVE, StopReason
 from lab.step import Step
@@ -82,25 +83,46 @@ def run(bound: Iterable[Bound], call: Call, own: Mapping[str, Any]) -> None:
         call("aggregate", batch(group_size), hooks)
 
 
+def run_observers(observers: Iterable[Bound], now: Moment) -> None:
+    """Call each observer on the probe's tensors.
+
+    Raises:
+        LabError: naming the observer and what is wrong with it.
+    """
+    for b in observers:
+        step = batch()
+        given = _copy(step)
+        with _untouched(b, step, given):
+            single(b, now)(*(given[n] for n in b.component.inputs))
+
+
 def _try(hook: str, main: Bound, step: Step, call: Call) -> None:
     live = [n for n in LIVE.get(hook, ()) if n in main.component.inputs]
-    given: Any = {n: x.clone() if isinstance(x, Tensor) else x for n, x in step.items()}
+    given = _copy(step)
     leaves = [given[n].requires_grad_() for n in live]
-    generator = torch.get_rng_state()
-    with torch.enable_grad():
+    with torch.enable_grad(), _untouched(main, step, given):
         result = call(hook, given)
-    if not torch.equal(torch.get_rng_state(), generator):
-        raise LabError(f"{main.component} draws from the global generator; name the keyword rng")
-    for name, x in step.items():
-        if isinstance(x, Tensor) and not torch.equal(given[name], x):
-            raise LabError(f"{main.component} changes its input {name} in place")
     if result.is_floating_point() and not bool(result.isfinite().all()):
         raise LabError(f"{main.component} returned a number that is not finite on the probe batch")
-    if hook in LIVE:
-        grads = _gradients(result, leaves)
-        if all(g is None for g in grads):
-            named = f"through {' or '.join(live)}" if live else f"it names none of {LIVE[hook]}"
-            raise LabError(f"{main.component}: no gradient flows ({named}); is something detached?")
+    if hook in LIVE and all(g is None for g in _gradients(result, leaves)):
+        named = f"through {' or '.join(live)}" if live else f"it names none of {LIVE[hook]}"
+        raise LabError(f"{main.component}: no gradient flows ({named}); is something detached?")
+
+
+def _copy(step: Step) -> Any:
+    return {n: x.clone() if isinstance(x, Tensor) else x for n, x in step.items()}
+
+
+@contextmanager
+def _untouched(b: Bound, step: Step, given: Any) -> Iterator[None]:
+    """The global generator and the inputs stay as they were."""
+    generator = torch.get_rng_state()
+    yield
+    if not torch.equal(torch.get_rng_state(), generator):
+        raise LabError(f"{b.component} draws from the global generator; name the keyword rng")
+    for name, x in step.items():
+        if isinstance(x, Tensor) and not torch.equal(given[name], x):
+            raise LabError(f"{b.component} changes its input {name} in place")
 
 
 def _gradients(result: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:

@@ -64,6 +64,10 @@ def complete(given: Mapping[str, Any]) -> Step:
     """
     tensors = {name: x for name, x in given.items() if x is not None}
     for name in tensors:
+        if name in MADE:
+            raise LabError(
+                f"{name} is made by the recipe's components; give what they make it from"
+            )
         if name not in GIVEN:
             raise LabError(
                 f"no input {name!r}.{nearest(name, GIVEN)} The inputs are {', '.join(GIVEN)}"

@@ -22,8 +22,8 @@ def cispo(
     """sg(clip(r, floor, cap)) A log p: beyond the cap a token keeps pull cap A (CISPO).
 
     The bounds are an interval of the ratio; None: that side is inactive. MiniMax-M1 2506.13585
-    eqs. 4-5, which leave the floor inactive and the cap undisclosed; cap 5 is ScaleRL's
-    (2510.13786).
+    eqs. 4-5, which leave the floor inactive and the cap undisclosed; cap 5 is one of the three
+    (4, 5, 8) that ScaleRL (2510.13786) finds alike.
     """
     if cap is not None and not cap >= 1:
         raise ValueError(
@@ -57,7 +57,7 @@ def named() -> Mapping[str, Mapping[str, Any]]:
                 "advantage.scale": "2506.13585 section 3.1",
                 "advantage.ddof": "verl's default; 2506.13585 gives none",
                 "advantage.eps": "verl's default; 2506.13585 gives none",
-                "surrogate.cap": "ScaleRL 2510.13786; that of 2506.13585 is undisclosed",
+                "surrogate.cap": "ScaleRL 2510.13786: 4, 5, 8 alike; 2506.13585 gives none",
                 "surrogate.floor": "2506.13585 section 3.1: no lower bound",
             },
         },

@@ -51,8 +51,9 @@ def soft_overlong(
 def no_eos_penalty(
     rewards: Tensor, stop_reason: Tensor, *, penalty: Annotated[float, Float(0.1, 2.0)] = 1.0
 ) -> Tensor:
-    """Take a penalty off answers that ended without EOS, by stop reason (N+ details, 2403.17031).
+    """Take a penalty off answers that ended without EOS, by stop reason.
 
+    Subtracted, as in TRL's PPO; the N+ details (2403.17031) set the score to -1 instead.
     A stop string and a cut both count: neither generated an EOS. Never told by a token's id, which
     fails where pad and EOS share one.
     """
@@ -80,7 +81,7 @@ def named() -> Mapping[str, Mapping[str, Any]]:
             "source": {
                 "recipe": f"{paper} eq. 8",
                 "filter.zero_variance.refill": f"{paper} section 3.2, dynamic sampling",
-                "shape.soft_overlong.cache": "a fifth of the limit (4096 of 20480, unverified)",
+                "shape.soft_overlong.cache": f"{paper} section 4.1: 4096 of 20480, a fifth",
                 "advantage.baseline": f"{paper} eq. 9",
                 "advantage.scale": f"{paper} eq. 9",
                 "advantage.ddof": f"verl's default; {paper} gives none",

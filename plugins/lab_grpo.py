@@ -69,7 +69,7 @@ rloo = alias(
     "rloo",
     """S less the mean reward of its siblings (RLOO).
 
-    = G/(G-1) (S - group mean). Ahmadian et al. 2402.14740 eq. 8.
+    = G/(G-1) (S - group mean). Ahmadian et al. 2402.14740 section 2.3.
     """,
     baseline="loo",
     scale="none",
@@ -150,9 +150,9 @@ def named() -> Mapping[str, Mapping[str, Any]]:
             },
             "loop": {"group_size": 4},
             "source": {
-                "recipe": "2402.14740 eq. 8",
+                "recipe": "2402.14740 section 2.3",
                 "kl.estimator": "2402.14740 eq. 3",
-                "kl.beta": "2402.14740, appendix on training details",
+                "kl.beta": "2402.14740 appendix C, training details",
                 "kl.credit": "2402.14740: the whole response is one action",
                 "kl.when": "2402.14740: the penalty is part of the reward",
                 "loop.group_size": "2402.14740 tries k = 2 and 4",

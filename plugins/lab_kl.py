@@ -130,7 +130,10 @@ def control(
     horizon: float,
     per: str,
 ) -> Mapping[str, Any]:
-    """beta <- beta (1 + clip(KL/target - 1, +-.2) n / horizon), n rows (1909.08593 section 2.2)."""
+    """beta <- beta (1 + clip(KL/target - 1, +-.2) n / horizon), n rows (Ziegler et al.'s code).
+
+    1909.08593 section 2.2 has a constant gain K = .1 in place of n / horizon.
+    """
     mask = step["mask"]
     tokens = masked_sum(step["old_logp"] - step["ref_logp"], mask)
     rows = int((mask.sum(1) > 0).sum())

@@ -67,8 +67,8 @@ def whiten(
 ) -> Tensor:
     """(A - mean) / sqrt(var + eps) over the mask tokens; `shift_mean=False` adds the mean back.
 
-    As in TRL's and verl's PPO: ddof 1, eps under the root (Huang et al., N implementation details
-    of RLHF with PPO, on whitening).
+    As in TRL's and verl's PPO: ddof 1, eps under the root. The code of Huang et al. (N
+    implementation details of RLHF with PPO) has ddof 0.
     """
     mean = masked_mean(advantages, mask)
     whitened = (advantages - mean) / (masked_var(advantages, mask, ddof) + eps).sqrt()
@@ -77,7 +77,7 @@ def whiten(
 
 @critic_target
 def raw_plus_values(values: Tensor, advantages: Tensor) -> Tensor:
-    """Raw advantage plus the rollout's value: the lambda-return (1506.02438 section 5)."""
+    """Raw advantage plus the rollout's value: the lambda-return (1506.02438, footnote 2)."""
     return advantages + values
 
 

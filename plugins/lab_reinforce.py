@@ -35,7 +35,7 @@ def named() -> Mapping[str, Mapping[str, Any]]:
             "surrogate": "reinforce",
             "aggregate": "sequence_sum",
             "source": {
-                "recipe": "Williams 1992, section 4 (episodic REINFORCE, no baseline)",
+                "recipe": "Williams 1992 section 5 (episodic REINFORCE), baseline 0",
                 "advantage.gamma": "1: the outcome's return is not discounted over tokens",
             },
         },

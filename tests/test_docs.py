@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from lab import hookspecs, recipe
+from lab import cli, hookspecs, recipe
 from lab.bench import Bench
 from lab.shelf import Shelf
 
@@ -29,9 +30,15 @@ def shown(mark: str) -> str:
     return found[1]
 
 
-def lab(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from lab.cli import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+def lab(*arguments: str, cwd: Path) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command, run in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(cwd):
+        patch.setattr(sys, "argv", ["lab", *arguments])
+        redirected = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+        with redirected[0], redirected[1], pytest.raises(SystemExit) as end:
+            cli.main()
+    return int(end.value.code or 0), out.getvalue(), err.getvalue()
 
 
 IDEA = fences(README, "python")[0]
@@ -97,30 +104,26 @@ def test_the_ten_line_component_is_ten_lines_and_the_same_in_both_guides() -> No
 
 
 @pytest.mark.parametrize("text", [README, GUIDE], ids=["README", "guide"])
-def test_the_python_examples_run(text: str, tmp_path: Path) -> None:
+def test_the_python_examples_run(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "idea.py").write_text(IDEA, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
     programs = [f for f in fences(text, "python") if "lab.evaluate" in f]
     assert programs
     for program in programs:
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip()
+        exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
+        assert capsys.readouterr().out.strip()
 
 
 def test_the_readme_shows_the_real_recipes() -> None:
-    assert shown("lab recipes") == lab("recipes", cwd=ROOT).stdout.rstrip("\n")
+    assert shown("lab recipes") == lab("recipes", cwd=ROOT)[1].rstrip("\n")
 
 
 def test_the_readme_shows_the_real_pulls(tmp_path: Path) -> None:
     (tmp_path / "idea.py").write_text(IDEA, encoding="utf-8")
     sets = ("--set", "surrogate=soft_gate", "--set", "surrogate.tau=2")
-    out = lab("recipes", "grpo", "--plugin", "idea.py", *sets, cwd=tmp_path).stdout
+    _, out, _ = lab("recipes", "grpo", "--plugin", "idea.py", *sets, cwd=tmp_path)
     assert shown("pulls") == out[out.index("pull of one token") :].rstrip("\n")
 
 
@@ -131,11 +134,11 @@ def test_the_commands_of_the_guides_run(tmp_path: Path) -> None:
     commands = [c.partition("#")[0].split()[2:] for c in lines if c.startswith("$ lab ")]
     assert len(commands) >= 6
     for command in commands:
-        done = lab(*command, cwd=tmp_path)
+        code, _, err = lab(*command, cwd=tmp_path)
         wrong = "surrogate=cipso" in command
-        assert done.returncode == (2 if wrong else 0), done.stderr
+        assert code == (2 if wrong else 0), err
         if wrong:
-            assert done.stderr.strip() in README
+            assert err.strip() in README
 
 
 def test_the_readme_names_each_recipe_and_the_targets_it_tells_of() -> None:
