@@ -82,8 +82,8 @@ class Bench:
         self.now = Moment()
         self.bound = wiring.components(recipe, shelf)
         self.observers = [b for use in observers for b in resolve("observe", use, shelf)]
-        self.needs = frozenset(n for b in self.bound for n in b.component.inputs)
         own = wiring.own_aggregates(self.bound, shelf)
+        self.needs = wiring.needs([*self.bound, *own.values()], recipe.loop.anchor)
         around = [b for b in self.bound if b.slot == "wrap" and b.component.hook == "aggregate"]
         self._on_hook = wiring.by_hook([*self.bound, *own.values()])
         self._hooks = wiring.wire(self.bound, self.now)

@@ -5,6 +5,7 @@ the function's signature and its mark.
 from __future__ import annotations
 
 import inspect
+import math
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,10 @@ class Param:
         optional = type(None) in get_args(self.type) or self.type is type(None)
         if optional and isinstance(value, str) and value.lower() == "none":
             return None
+        if isinstance(value, list) and get_origin(self.type) is tuple:
+            value = tuple(value)  # TOML has arrays only
+        if isinstance(value, float) and math.isnan(value):
+            raise LabError(f"{where}={value!r} is not a number")
         try:
             adapter = TypeAdapter(self.type, config=ConfigDict(strict=True))
             return adapter.validate_python(value)

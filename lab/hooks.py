@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload
 
-from lab.errors import LabError
+from lab.errors import LabError, nearest
 from lab.hookspecs import hookimpl
 
 F = TypeVar("F", bound=Callable[..., Any])
 MARK = "lab_component"
+#: What a recipe can write: a dot would split the path of --set.
+NAME = re.compile(r"\w[\w:+-]*")
+MOMENTS = ("update", "rollout", "eval")
 
 Bounds: TypeAlias = Callable[..., tuple[float | None, float | None]]
 #: ``fn(memory, step, *, ...) -> dict``: keyword-only names are the component's own parameters.
@@ -42,6 +47,9 @@ class Declared:
     exempt: Mapping[str, str] = field(default_factory=dict)
     at: str = "update"
     fixed: Mapping[str, Any] = field(default_factory=dict)
+
+
+DECLARATIONS = tuple(f.name for f in fields(Declared) if f.name not in ("hook", "at", "fixed"))
 
 
 class Decorator(Protocol):
@@ -77,10 +85,29 @@ class Decorator(Protocol):
     ) -> Callable[[F], F]: ...
 
 
-def _decorator(hook: str) -> Decorator:
-    def decorate(function: Any = None, /, *, name: str | None = None, **declared: Any) -> Any:
+class ObserveDecorator(Protocol):
+    """Marks a function as an observer; ``at``: when it is called, update, rollout or eval."""
+
+    @overload
+    def __call__(self, function: F, /) -> F: ...
+    @overload
+    def __call__(
+        self, *, name: str | None = None, at: Literal["update", "rollout", "eval"] = "update"
+    ) -> Callable[[F], F]: ...
+
+
+def _decorator(hook: str, allowed: tuple[str, ...] = DECLARATIONS) -> Any:
+    def decorate(function: Any = None, /, **declared: Any) -> Any:
+        for given in declared:
+            if given not in allowed:
+                raise LabError(
+                    f"@{hook}({given}=...) is no declaration.{nearest(given, allowed)} "
+                    f"There are {', '.join(allowed)}"
+                )
+
         def mark(f: F) -> F:
-            return _mark(f, Declared(hook=hook, name=name or f.__name__, **declared))
+            chosen = {**declared, "name": declared.get("name", getattr(f, "__name__", None))}
+            return _mark(f, Declared(hook=hook, **chosen))
 
         return mark if function is None else mark(function)
 
@@ -90,6 +117,22 @@ def _decorator(hook: str) -> Decorator:
 
 
 def _mark(f: F, declared: Declared) -> F:
+    if not inspect.isfunction(f):
+        raise LabError(f"@{declared.hook}: {f!r} is no function; a component is one")
+    if not isinstance(declared.name, str) or not NAME.fullmatch(declared.name):
+        raise LabError(
+            f"@{declared.hook}: name={declared.name!r}; letters, digits, _, -, + and : make a name"
+        )
+    if declared.name == "none":
+        raise LabError(f"@{declared.hook}: the name 'none' is taken: it empties a slot")
+    earlier: Declared | None = getattr(f, MARK, None)
+    if earlier is not None:
+        raise LabError(
+            f"{f.__module__}: {f.__name__!r} is a component of {earlier.hook} already, and now of "
+            f"{declared.hook}; one function is one component"
+        )
+    if declared.at not in MOMENTS:
+        raise LabError(f"@observe: at={declared.at!r}; it may be {', '.join(MOMENTS)}")
     _refuse_shadowing(f, declared)
     setattr(f, MARK, declared)
     return hookimpl(specname=declared.hook, wrapper=declared.wrapper)(f)
@@ -119,7 +162,7 @@ def alias(function: F, name: str, doc: str, /, **fixed: Any) -> F:
     """The same component under another name, with some of its parameters fixed.
 
     Args:
-        function: a component of the same module.
+        function: a component.
         name: the new name in a recipe.
         doc: its docstring; the first line is its row in `lab plugins`.
         fixed: parameters that the alias settles; they are no longer parameters of it.
@@ -145,6 +188,7 @@ def alias(function: F, name: str, doc: str, /, **fixed: Any) -> F:
     renamed.__name__ = renamed.__qualname__ = name
     renamed.__doc__ = doc
     renamed.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]  # PEP 362
+    renamed.__module__ = sys._getframe(1).f_globals["__name__"]  # it is of the plugin that says so
     merged = {**declared.__dict__, "name": name, "fixed": {**declared.fixed, **fixed}}
     setattr(renamed, MARK, Declared(**merged))
     return renamed
@@ -162,23 +206,6 @@ def _with_fixed(function: F, fixed: Mapping[str, Any], wrapper: bool) -> F:
     return surround if wrapper else call  # type: ignore[return-value]  # same inputs, fewer parameters
 
 
-def observe(
-    function: F | None = None,
-    /,
-    *,
-    name: str | None = None,
-    at: Literal["update", "rollout", "eval"] = "update",
-) -> Any:
-    """Make a function an observer: numbers to record at each update, rollout or evaluation."""
-
-    def mark(f: F) -> F:
-        if at not in ("update", "rollout", "eval"):
-            raise LabError(f"observe {f.__name__!r}: at={at!r}; it may be update, rollout or eval")
-        return _mark(f, Declared(hook="observe", name=name or f.__name__, at=at))
-
-    return mark if function is None else mark(function)
-
-
 def recipes(function: F) -> F:
     """Mark a function without arguments that returns named recipes."""
     return hookimpl(specname="recipes")(function)
@@ -194,15 +221,16 @@ def executors(function: F) -> F:
     return hookimpl(specname="executors")(function)
 
 
-keep = _decorator("keep")
-shape_reward = _decorator("shape_reward")
-kl_reward = _decorator("kl_reward")
-advantage = _decorator("advantage")
-critic_target = _decorator("critic_target")
-normalize = _decorator("normalize")
-ratio = _decorator("ratio")
-surrogate = _decorator("surrogate")
-kl_loss = _decorator("kl_loss")
-extra_loss = _decorator("extra_loss")
-critic_loss = _decorator("critic_loss")
-aggregate = _decorator("aggregate")
+keep: Decorator = _decorator("keep")
+shape_reward: Decorator = _decorator("shape_reward")
+kl_reward: Decorator = _decorator("kl_reward")
+advantage: Decorator = _decorator("advantage")
+critic_target: Decorator = _decorator("critic_target")
+normalize: Decorator = _decorator("normalize")
+ratio: Decorator = _decorator("ratio")
+surrogate: Decorator = _decorator("surrogate")
+kl_loss: Decorator = _decorator("kl_loss")
+extra_loss: Decorator = _decorator("extra_loss")
+critic_loss: Decorator = _decorator("critic_loss")
+aggregate: Decorator = _decorator("aggregate")
+observe: ObserveDecorator = _decorator("observe", ("name", "at"))

@@ -25,6 +25,8 @@ from lab.step import Step, complete
 
 #: The terms of the loss with their signs: the surrogate is maximised. Each has its shares.
 TERMS: Mapping[str, float] = {"surrogate": -1.0, "kl": 1.0, "extra": 1.0}
+#: What an observer may see of an evaluation.
+OBSERVED = ("advantages", "returns", "ratio", "surrogate", "share", "kl", "extra", "pull")
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,10 @@ def optimisation_batch(
     Normalises the advantages where the slot says ``per = "minibatch"``.
     """
     if bench.option("normalize", "per") == "minibatch":
-        step = {**step, "advantages": bench.normalize(step)}
+        seen: Step = {**step}
+        if "shaped_rewards" in step:
+            seen["rewards"] = step["shaped_rewards"]
+        step = {**step, "advantages": bench.normalize(seen)}
     return step, shares_of(bench, step, shares)
 
 
@@ -198,6 +203,9 @@ def objective(bench: Bench, step: Step, shares: Mapping[str, Tensor]) -> Evaluat
         step: the rows with the current `logp` (and `values`, `entropy` where somebody names them).
         shares: term -> [B,T], for a micro-batch its rows of the whole optimisation batch's.
     """
+    if torch.is_inference_mode_enabled():  # it forbids the derivative that the pull is
+        with torch.inference_mode(False), torch.no_grad():
+            return objective(bench, _cloned(step), _cloned(shares))
     keeps_graph = torch.is_grad_enabled() and any(
         n in step and step[n].requires_grad for n in ("logp", "entropy", "values")
     )
@@ -228,6 +236,24 @@ def objective(bench: Bench, step: Step, shares: Mapping[str, Tensor]) -> Evaluat
         shares=shares,
     )
     return out if keeps_graph else out.detached()
+
+
+def _cloned(tensors: Any) -> Any:
+    return {n: x.clone() if isinstance(x, Tensor) else x for n, x in tensors.items()}
+
+
+def observed(bench: Bench, step: Step, out: Evaluation) -> dict[str, Any]:
+    """What observers see of an update: the step's tensors and all that was made of them.
+
+    `ratio` is the recipe's, or the token's exp(logp - old_logp) where it has none.
+    """
+    made = {n: x for n, x in vars(out).items() if n in OBSERVED and x is not None}
+    seen: dict[str, Any] = {**step, **made, "interval": bench.interval}
+    if "ratio" not in seen and "old_logp" in step:
+        on = step["mask"].bool()
+        log_ratio = step["logp"].detach() - step["old_logp"]
+        seen["ratio"] = torch.where(on, log_ratio, torch.zeros_like(log_ratio)).exp()
+    return seen
 
 
 def _as_update_sees(bench: Bench, step: Step) -> Step:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lab.bench import Bench
+from lab.errors import LabError
 from lab.step import Step
 from lab.tools import at_last_token, masked_mean, masked_sum, spread, to_go
 
@@ -24,9 +25,15 @@ def prepare(bench: Bench, step: Step) -> Step:
     slot says ``per = "minibatch"``.
     """
     kept = bench.keep(step)
-    shaped = _shaped(bench, step)
     rows = kept.stats.nonzero().squeeze(1)
-    advantages, returns = _advantages(bench, _rows(shaped, rows))
+    part = _rows(_shaped(bench, step), rows)
+    when = bench.option("kl_reward", "when") if bench.get("kl_reward") else None
+    if when == "before":
+        part = _paid_before(bench, part)
+    raw = bench.advantage(part)
+    advantages = raw - _cost_after(bench, part) if when == "after" else raw
+    if bench.option("normalize", "per") == "rollout":
+        advantages = bench.normalize({**part, "advantages": advantages})
     mask = step["mask"]
     out: Step = {
         **step,
@@ -34,7 +41,12 @@ def prepare(bench: Bench, step: Step) -> Step:
         "mask": mask * kept.rows[:, None].to(mask.dtype),
         "counted": mask * kept.shares[:, None].to(mask.dtype),
     }
-    if returns is not None:
+    if "rewards" in step:
+        rewards = step["rewards"].detach()
+        out["shaped_rewards"] = rewards.index_copy(0, rows, part["rewards"])
+    if bench.has_critic and "returns" not in step:
+        # raw advantages: normalised ones, or those after a KL cost, predict no return
+        returns = bench.critic_target({**part, "advantages": raw})
         out["returns"] = torch.zeros_like(mask).index_copy(0, rows, returns)
     return out
 
@@ -56,24 +68,11 @@ def _shaped(bench: Bench, step: Step) -> Step:
     out = with_rollout_values(step)
     if not bench.get("shape_reward"):
         return out
+    if "rewards" not in step:
+        raise LabError("the recipe shapes rewards, and needs rewards, which were not given")
     rewards = bench.shape_reward(step)
     change = at_last_token(rewards - step["rewards"], step["mask"])
     return {**out, "rewards": rewards, "token_rewards": step["token_rewards"] + change}
-
-
-def _advantages(bench: Bench, step: Step) -> tuple[Tensor, Tensor | None]:
-    """Advantages and critic targets of the rows that the statistics see."""
-    when = bench.option("kl_reward", "when") if bench.get("kl_reward") else None
-    if when == "before":
-        step = _paid_before(bench, step)
-    advantages = bench.advantage(step)
-    # targets take the raw advantages: normalised ones, or those after a KL cost, predict no return
-    returns = bench.critic_target({**step, "advantages": advantages}) if bench.has_critic else None
-    if when == "after":
-        advantages = advantages - _cost_after(bench, step)
-    if bench.option("normalize", "per") == "rollout":
-        advantages = bench.normalize({**step, "advantages": advantages})
-    return advantages, returns
 
 
 def _paid_before(bench: Bench, step: Step) -> Step:

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from lab.bench import Bench
 from lab.errors import LabError, nearest
-from lab.loss import Evaluation, evaluate
+from lab.loss import Evaluation, evaluate, observed
 from lab.recipe import Recipe, Use
 from lab.shelf import Shelf
+from lab.step import Step
 
 PI = (0.5, 0.3, 0.2)
 F = (1.0, 0.0, 0.5)
@@ -156,8 +157,8 @@ def clipping(stage: Stage, shelf: Shelf) -> None:
     column = torch.tensor(advantages, dtype=torch.float64)[None]
     ones = torch.ones_like(logp)
     out = evaluate(bench, logp=logp, old_logp=0 * ones, advantages=column, mask=ones)
-    step = dict(logp=logp, old_logp=0 * ones, advantages=column, pull=out.pull, mask=ones)
-    rates = bench.observe("update", {**step, "interval": bench.interval})
+    step = Step(logp=logp, old_logp=0 * ones, advantages=column, mask=ones)
+    rates = bench.observe("update", observed(bench, step, out))
     stage.expect("share outside [.8, 1.2]", rates["outside"], (1.0,))
     stage.expect("share flat", rates["flat"], (0.5,))
 

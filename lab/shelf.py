@@ -97,21 +97,30 @@ class Shelf:
             raise
 
     def _register(self, plugin: object, name: str) -> None:
+        if self._manager.has_plugin(name):
+            raise LabError(f"plugin {name} is given twice")
         try:
             self._manager.register(plugin, name=name)
-            self._manager.check_pending()
         except (pluggy.PluginValidationError, ValueError) as e:
-            if self._manager.get_plugin(name) is plugin:
+            if self._manager.has_plugin(name):
                 self._manager.unregister(plugin)
             raise LabError(f"{name}: {str(e).splitlines()[-1].strip()}") from e
+        # a misspelt hook registers and is never called; pluggy's check_pending() says so less well
         callers = self._manager.get_hookcallers(plugin) or []
-        impls = [(c.name, i) for c in callers for i in c.get_hookimpls() if i.plugin is plugin]
-        bare = [h for h, i in impls if h not in NAMED_DATA and not hasattr(i.function, MARK)]
-        if bare:
+        unknown = next((c.name for c in callers if not c.has_spec()), None)
+        if unknown is not None:
             self._manager.unregister(plugin)
-            raise LabError(
-                f"{name}: a bare hookimpl on {bare[0]}; use the decorator @{bare[0]} of lab"
-            )
+            raise LabError(f"{name}: unknown hook {unknown!r}.{nearest(unknown, hookspecs.SPECS)}")
+        impls = [(c.name, i) for c in callers for i in c.get_hookimpls() if i.plugin is plugin]
+        bare = next(
+            (h for h, i in impls if h not in NAMED_DATA and not hasattr(i.function, MARK)), None
+        )
+        if bare is not None:
+            self._manager.unregister(plugin)
+            raise LabError(f"{name}: a bare hookimpl on {bare}; use the decorator @{bare} of lab")
+        if not impls:
+            self._manager.unregister(plugin)
+            raise LabError(f"{name} offers no component, recipe or task; is a decorator missing?")
 
     def _take(self, plugin: object, name: str, found: list[Component]) -> None:
         fresh: dict[tuple[str, str], Component] = {}
@@ -129,14 +138,27 @@ class Shelf:
             self._named[kind][key_name] = (value, name)
 
     def _data(self, plugin: object, kind: str, name: str) -> list[tuple[str, Any]]:
-        impls = getattr(self._manager.hook, kind).get_hookimpls()
-        out = [i.function() for i in impls if i.plugin is plugin]
-        for given in out:
+        rows: list[tuple[str, Any]] = []
+        for impl in getattr(self._manager.hook, kind).get_hookimpls():
+            if impl.plugin is not plugin:
+                continue
+            try:
+                given = impl.function()
+            except Exception as e:
+                raise LabError(f"{name}: {kind} raised {_one_line(e)}") from e
             if not isinstance(given, Mapping):
                 raise LabError(
                     f"{name}: {kind} returned {type(given).__name__} where a mapping was due"
                 )
-        return [row for given in out for row in given.items()]
+            for key, value in given.items():
+                if not isinstance(key, str) or (
+                    kind == "recipes" and not isinstance(value, Mapping)
+                ):
+                    raise LabError(
+                        f"{name}: {kind}: {key!r}: {value!r}; a name and a table were due"
+                    )
+                rows.append((key, value))
+        return rows
 
     def _refuse_taken(self, key: tuple[str, str], other: str | None, name: str) -> None:
         if other is not None:
@@ -225,10 +247,11 @@ def load_file(path: Path) -> ModuleType:
     """
     if not path.is_file() or path.suffix != ".py":
         raise LabError(f"--plugin {path}: no such Python file")
+    shown, path = path, path.resolve()
     name = f"lab_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise LabError(f"--plugin {path}: it cannot be read as a module")
+        raise LabError(f"--plugin {shown}: it cannot be read as a module")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

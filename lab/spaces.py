@@ -7,6 +7,7 @@ tuner that has Optuna's ``suggest_*`` methods; nothing here imports one.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -23,6 +24,12 @@ class Trial(Protocol):
 
 def _check_range(space: Float | Int) -> None:
     kind = type(space).__name__
+    for end in (space.low, space.high):
+        whole = isinstance(end, int) and not isinstance(end, bool)
+        if not (whole or (kind == "Float" and isinstance(end, float) and math.isfinite(end))):
+            raise LabError(
+                f"{kind}({space.low!r}, {space.high!r}): {end!r} is no finite number of it"
+            )
     if not space.low < space.high:
         raise LabError(f"{kind}({space.low}, {space.high}): low must lie below high")
     if space.log and space.low <= 0:

@@ -44,6 +44,7 @@ class Step(TypedDict, total=False):
     bootstrap: Tensor
     mask: Tensor
     counted: Tensor  # [B,T] the mask that shares count; no hook names it
+    shaped_rewards: Tensor  # [B] the rewards that the advantages were made from; no hook names it
     budget: int
     interval: tuple[float | None, float | None]
 

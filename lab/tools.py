@@ -21,12 +21,11 @@ def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None, keepdim: bool = 
 
 def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """The mean of x over mask-1 tokens: a scalar, or along `dim`; 0 where there is no token."""
-    on = mask.bool()
+    if not x.numel():
+        return masked_sum(x, mask, dim, keepdim)  # zeros of the right shape
     count = mask.sum() if dim is None else mask.sum(dim, keepdim=True)
-    if dim is None:
-        low = _smallest(x, on).amin() if x.numel() else x.new_zeros(())
-    else:
-        low = _smallest(x, on).amin(dim, keepdim=True)
+    smallest = _smallest(x, mask.bool())
+    low = smallest.amin() if dim is None else smallest.amin(dim, keepdim=True)
     low = torch.where(count > 0, low, torch.zeros_like(low))
     mean = low + masked_sum(x - low, mask, dim, keepdim=True) / count.clamp(min=1)
     return mean if dim is None or keepdim else mean.squeeze(dim)
@@ -39,7 +38,7 @@ def _smallest(x: Tensor, on: Tensor) -> Tensor:
 
 def masked_var(x: Tensor, mask: Tensor, ddof: int) -> Tensor:
     """The two-pass variance of x over mask-1 tokens, divided by N - ddof; 0 for N <= ddof."""
-    centred = x - masked_mean(x, mask)
+    centred = torch.where(mask.bool(), x - masked_mean(x, mask), torch.zeros_like(x))
     return masked_sum(centred * centred, mask) / (mask.sum() - ddof).clamp(min=1)
 
 
@@ -99,6 +98,8 @@ def to_go(x: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
 def at_last_token(x: Tensor, mask: Tensor) -> Tensor:
     """x [B] on each row's last mask-1 token, 0 elsewhere: [B,T]; none on a row without tokens."""
     on = mask.bool()
+    if not mask.numel():
+        return torch.zeros_like(mask)
     position = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(on, position, -1).amax(1, keepdim=True)
     return torch.where(on & (position == last), x[:, None], x.new_zeros(()))

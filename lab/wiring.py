@@ -70,6 +70,12 @@ def _as_use(given: Any, slot: str) -> Use:
     return Use(name=spec["name"], settings={k: v for k, v in spec.items() if k != "name"})
 
 
+def needs(bound: Iterable[Bound], anchor: str) -> frozenset[str]:
+    """Every input that a component names; the anchor where it stands in for ``old_logp``."""
+    named = {n for b in bound for n in b.component.inputs}
+    return frozenset(named | {"rollout_logp"} if anchor == "rollout" else named)
+
+
 def by_hook(bound: Iterable[Bound]) -> dict[str, list[Bound]]:
     """The components of each hook, wrappers included, in their order."""
     out: dict[str, list[Bound]] = {}

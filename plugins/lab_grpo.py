@@ -55,13 +55,21 @@ def group(
 def _scaled(
     centred: Tensor, rewards: Tensor, group: Tensor, scale: str, ddof: int, eps: float
 ) -> Tensor:
+    if not eps >= 0:
+        raise ValueError(f"eps={eps}; it is at least 0")
     if scale == "none":
         return centred
     if scale == "std":
-        return centred / (group_std(rewards, group, ddof) + eps)
+        return _divided(centred, group_std(rewards, group, ddof) + eps)
     if scale == "batch":
-        return centred / (masked_var(rewards, torch.ones_like(rewards), ddof).sqrt() + eps)
+        std = masked_var(rewards, torch.ones_like(rewards), ddof).sqrt()
+        return _divided(centred, std + eps)
     raise ValueError(f"scale={scale!r}; it may be std, none or batch")
+
+
+def _divided(x: Tensor, scale: Tensor) -> Tensor:
+    """x / scale, and 0 where the scale is 0: a zero std never divides."""
+    return torch.where(scale > 0, x / scale, torch.zeros_like(x))
 
 
 rloo = alias(
@@ -88,7 +96,9 @@ def batch_std(
     """
     row = masked_mean(advantages, mask, 1)
     std = masked_var(row, (mask.sum(1) > 0).to(mask.dtype), ddof).sqrt()
-    return advantages / (std + eps)
+    if not eps >= 0:
+        raise ValueError(f"eps={eps}; it is at least 0")
+    return _divided(advantages, std + eps)
 
 
 _R1_BETA = ".001: DeepSeek-R1 as TRL's documentation reports it, and verl's default"

@@ -26,6 +26,11 @@ Epsilon = Annotated[float, Float(0.05, 0.5)]
 Lambda = Annotated[float, Float(0.9, 1.0)]
 
 
+def _check_discounts(gamma: float, lam: float = 1.0) -> None:
+    if not 0 <= gamma <= 1 or not 0 <= lam <= 1:
+        raise ValueError(f"gamma={gamma}, lam={lam}; both lie in [0, 1]")
+
+
 @advantage
 def gae(
     token_rewards: Tensor,
@@ -42,8 +47,7 @@ def gae(
     mask token and V after the last one is `bootstrap`: 0 where the row terminated, so a true end
     gates value and trace, a cut the trace alone. Schulman et al. 1506.02438 eqs. 11, 16.
     """
-    if not 0 <= gamma <= 1 or not 0 <= lam <= 1:
-        raise ValueError(f"gamma={gamma}, lam={lam}; both lie in [0, 1]")
+    _check_discounts(gamma, lam)
     on = mask.bool()
     next_value, trace = bootstrap, torch.zeros_like(bootstrap)
     columns = []
@@ -70,8 +74,12 @@ def whiten(
     As in TRL's and verl's PPO: ddof 1, eps under the root. The code of Huang et al. (N
     implementation details of RLHF with PPO) has ddof 0.
     """
+    if not eps >= 0:
+        raise ValueError(f"eps={eps}; it is at least 0")
     mean = masked_mean(advantages, mask)
-    whitened = (advantages - mean) / (masked_var(advantages, mask, ddof) + eps).sqrt()
+    scale = (masked_var(advantages, mask, ddof) + eps).sqrt()
+    centred = advantages - mean
+    whitened = torch.where(scale > 0, centred / scale, torch.zeros_like(centred))
     return whitened if shift_mean else whitened + mean
 
 
@@ -100,6 +108,7 @@ def monte_carlo(
     token_rewards: Tensor, bootstrap: Tensor, mask: Tensor, *, gamma: float = 1.0
 ) -> Tensor:
     """The discounted reward to go; a truncated row's future is its bootstrap value."""
+    _check_discounts(gamma)
     left = to_go(mask, mask)  # tokens from here to the row's end
     return to_go(token_rewards, mask, gamma) + bootstrap[:, None] * gamma**left
 
@@ -122,9 +131,9 @@ def clipped(
 
     The value clipping of OpenAI's baselines; c .2 in TRL 1.12, SkyRL and slime.
     """
-    if c <= 0:
+    if not c > 0:
         raise ValueError(f"c={c}; the value moves within a positive range")
-    near = torch.maximum(torch.minimum(values, old_values + c), old_values - c)
+    near = values.clamp(old_values - c, old_values + c)
     return 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2)
 
 
@@ -166,7 +175,7 @@ def dual_clip(
     advantages: Tensor, *, c: Annotated[float, Float(1.5, 10.0)] = 3.0
 ) -> Generator[None, Tensor, Tensor]:
     """For A < 0: max(objective, c A), so a large ratio stops pulling (1912.09729 eq. 5)."""
-    if c <= 1:
+    if not c > 1:
         raise ValueError(f"c={c}; it bounds the ratio from above, so it lies above 1")
     gain = yield
     floor = c * advantages

@@ -16,6 +16,8 @@ def reward_to_go(token_rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> 
 
     A_t = sum_{k >= t} gamma^(k-t) R_k (Sutton & Barto, 2nd ed., section 13.3, without its gamma^t).
     """
+    if not 0 <= gamma <= 1:
+        raise ValueError(f"gamma={gamma}; it lies in [0, 1]")
     return to_go(token_rewards, mask, gamma)
 
 

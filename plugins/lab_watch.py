@@ -6,18 +6,18 @@ advantage has nothing to be flat about, and is counted apart.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from lab import masked_mean, observe
+from lab import masked_mean, masked_var, observe
 
 
 @observe
 def clipping(
-    logp: Tensor,
-    old_logp: Tensor,
+    ratio: Tensor,
     advantages: Tensor,
     pull: Tensor,
     mask: Tensor,
@@ -25,7 +25,8 @@ def clipping(
 ) -> Mapping[str, float]:
     """Shares of tokens outside the ratio interval, flat, and capped, in all and by sign of A.
 
-    - ``outside``: exp(logp - old_logp) below or above the interval, strictly.
+    - ``outside``: the ratio (the token's where the recipe has none) below or above the interval,
+      strictly.
     - ``flat``: the pull is exactly 0.
     - ``capped``: outside and not flat, the pull held at bound times advantage.
     - ``no_advantage``: tokens with A = 0, as a share of all tokens.
@@ -33,10 +34,9 @@ def clipping(
     ``_positive`` and ``_negative`` are the same rates over tokens of that sign of A.
     """
     on = mask.bool()
-    token_ratio = torch.where(on, logp - old_logp, torch.zeros_like(logp)).exp()
     low, high = interval
-    below = torch.zeros_like(on) if low is None else token_ratio < low
-    above = torch.zeros_like(on) if high is None else token_ratio > high
+    below = torch.zeros_like(on) if low is None else ratio < low
+    above = torch.zeros_like(on) if high is None else ratio > high
     flat = pull == 0
     bound = torch.where(below, 0.0 if low is None else low, 0.0 if high is None else high).to(
         pull.dtype
@@ -81,6 +81,31 @@ def weights(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Mapping[str, float]
         "ratio_min": float(r.min()),
         "ratio_max": float(r.max()),
         "ratio_ess": float(r.sum() ** 2 / (r.numel() * (r**2).sum())),
+    }
+
+
+@observe
+def critic(
+    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, c: float = 0.2
+) -> Mapping[str, float]:
+    """How well the critic predicts, and how often its move is clipped.
+
+    - ``value_clipped``: share of tokens with |V - V_old| > c, from the move before any clip.
+    - ``explained_variance``: 1 - Var(R - V)/Var(R) with the rollout's values; NaN where Var(R) = 0.
+    - ``return_mean``, ``return_std``, ``value_mean``: beside it, since a shifted critic can explain
+      all of the variance.
+    """
+    if not bool(mask.any()):
+        return {}
+    spread_of_returns = masked_var(returns, mask, 0)
+    unexplained = masked_var(returns - old_values, mask, 0)
+    flat = float(spread_of_returns) == 0
+    return {
+        "value_clipped": _rate((values - old_values).abs() > c, mask.bool()),
+        "explained_variance": math.nan if flat else float(1 - unexplained / spread_of_returns),
+        "return_mean": float(masked_mean(returns, mask)),
+        "return_std": float(spread_of_returns.sqrt()),
+        "value_mean": float(masked_mean(old_values, mask)),
     }
 
 
