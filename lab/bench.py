@@ -65,7 +65,8 @@ class Bench:
     Attributes:
         needs: the inputs that the components name, ``ref_logp`` for example.
         now: memory, progress and random key; the loop moves it on.
-        interval: the ratio interval that counts as inside; None: that side is inactive.
+        bounds: the surrogate's declared ratio interval; None: that side is inactive, or undeclared.
+        interval: the ratio interval that counts as inside: the declared one, or the comparison's.
 
     Raises:
         LabError: for anything that is wrong with the recipe or one of its components.
@@ -89,6 +90,7 @@ class Bench:
         self._hooks = wiring.wire(self.bound, self.now)
         self._own_hooks = {s: wiring.wire([b, *around], self.now) for s, b in own.items()}
         declared = next(b.declares("bounds") for b in self.get("surrogate"))
+        self.bounds: tuple[float | None, float | None] = declared or (None, None)
         self.interval: tuple[float | None, float | None] = declared or interval
         checks.check_declarations(recipe, self.bound)
         probe.run(self.bound, self._call, self._own_hooks)

@@ -222,13 +222,15 @@ def observe(
     bootstrap: PerRow,
     mask: PerToken,
     interval: Interval,
+    bounds: Interval,
 ) -> Mapping[str, float]:
     """Numbers to record: a mapping from name to float.
 
     Any number of observers, at each update, rollout or evaluation (`@observe(at=...)`); read-only
     and detached. `pull` is the derivative of the summed surrogate by each logp; `ratio` is the
     recipe's, or exp(logp - old_logp) where it has none; `interval` is the ratio interval that
-    counts as inside. An observer whose tensors do not exist records nothing.
+    counts as inside, `bounds` the one that the surrogate declares (None: that side is inactive).
+    An observer whose tensors do not exist records nothing.
     Example: `clipping`.
     """
 

@@ -248,7 +248,7 @@ def observed(bench: Bench, step: Step, out: Evaluation) -> dict[str, Any]:
     `ratio` is the recipe's, or the token's exp(logp - old_logp) where it has none.
     """
     made = {n: x for n, x in vars(out).items() if n in OBSERVED and x is not None}
-    seen: dict[str, Any] = {**step, **made, "interval": bench.interval}
+    seen: dict[str, Any] = {**step, **made, "interval": bench.interval, "bounds": bench.bounds}
     if "ratio" not in seen and "old_logp" in step:
         on = step["mask"].bool()
         log_ratio = step["logp"].detach() - step["old_logp"]

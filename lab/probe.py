@@ -63,6 +63,7 @@ def batch(group_size: int = 2, dtype: torch.dtype = torch.float32) -> Step:
         mask=mask,
         budget=8,
         interval=(0.8, 1.2),
+        bounds=(0.8, 1.2),
     )
 
 

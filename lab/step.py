@@ -47,10 +47,11 @@ class Step(TypedDict, total=False):
     shaped_rewards: Tensor  # [B] the rewards that the advantages were made from; no hook names it
     budget: int
     interval: tuple[float | None, float | None]
+    bounds: tuple[float | None, float | None]
 
 
 #: What the core makes itself; a person gives the others.
-MADE = ("ratio", "surrogate", "pull", "share", "kl", "extra", "interval")
+MADE = ("ratio", "surrogate", "pull", "share", "kl", "extra", "interval", "bounds")
 GIVEN = tuple(name for name in KINDS if name not in MADE)
 _SIZES = {"PerToken": 2, "PerRow": 1, "RowId": 1, "RowFlag": 1}
 _FLOATS = (torch.float32, torch.float64)

@@ -22,27 +22,30 @@ def clipping(
     pull: Tensor,
     mask: Tensor,
     interval: tuple[float | None, float | None],
+    bounds: tuple[float | None, float | None],
 ) -> Mapping[str, float]:
     """Shares of tokens outside the ratio interval, flat, and capped, in all and by sign of A.
 
     - ``outside``: the ratio (the token's where the recipe has none) below or above the interval,
       strictly.
     - ``flat``: the pull is exactly 0.
-    - ``capped``: outside and not flat, the pull held at bound times advantage.
+    - ``capped``: beyond a bound that the surrogate declares, not flat, the pull held at bound
+      times advantage.
     - ``no_advantage``: tokens with A = 0, as a share of all tokens.
 
     ``_positive`` and ``_negative`` are the same rates over tokens of that sign of A.
     """
     on = mask.bool()
-    low, high = interval
-    below = torch.zeros_like(on) if low is None else ratio < low
-    above = torch.zeros_like(on) if high is None else ratio > high
+    below, above = _beyond(ratio, interval)
     flat = pull == 0
-    bound = torch.where(below, 0.0 if low is None else low, 0.0 if high is None else high).to(
-        pull.dtype
-    )
-    held = torch.isclose(pull, bound * advantages, rtol=1e-5, atol=0.0)
-    what = {"outside": below | above, "flat": flat, "capped": (below | above) & ~flat & held}
+    sides_held = zip(_beyond(ratio, bounds), bounds, strict=True)
+    held = torch.zeros_like(on)
+    for beyond, bound in sides_held:
+        at = torch.isclose(
+            pull, (0.0 if bound is None else bound) * advantages, rtol=1e-5, atol=0.0
+        )
+        held |= beyond & at & ~flat
+    what = {"outside": below | above, "flat": flat, "capped": held}
     sides = {"": advantages != 0, "_positive": advantages > 0, "_negative": advantages < 0}
     numbers = {
         f"{name}{side}": _rate(hit, on & chosen)
@@ -107,6 +110,13 @@ def critic(
         "return_std": float(spread_of_returns.sqrt()),
         "value_mean": float(masked_mean(old_values, mask)),
     }
+
+
+def _beyond(ratio: Tensor, interval: tuple[float | None, float | None]) -> tuple[Tensor, Tensor]:
+    """Strictly below and strictly above; nothing is beyond an inactive side."""
+    low, high = interval
+    nothing = torch.zeros_like(ratio, dtype=torch.bool)
+    return nothing if low is None else ratio < low, nothing if high is None else ratio > high
 
 
 def _rate(hit: Tensor, among: Tensor) -> float:
