@@ -83,13 +83,14 @@ class Bench:
         self.now = Moment()
         self.bound = wiring.components(recipe, shelf)
         self.observers = [b for use in observers for b in resolve("observe", use, shelf)]
-        own = wiring.own_aggregates(self.bound, shelf)
+        self._own = own = wiring.own_aggregates(self.bound, shelf)
         self.needs = wiring.needs([*self.bound, *own.values()], recipe.loop.anchor)
         around = [b for b in self.bound if b.slot == "wrap" and b.component.hook == "aggregate"]
         self._on_hook = wiring.by_hook([*self.bound, *own.values()])
         self._hooks = wiring.wire(self.bound, self.now)
         self._own_hooks = {s: wiring.wire([b, *around], self.now) for s, b in own.items()}
-        declared = next(b.declares("bounds") for b in self.get("surrogate"))
+        (surrogate,) = self.get("surrogate")
+        declared = surrogate.declares("bounds")
         self.bounds: tuple[float | None, float | None] = declared or (None, None)
         self.interval: tuple[float | None, float | None] = declared or interval
         checks.check_declarations(recipe, self.bound)
@@ -123,16 +124,10 @@ class Bench:
 
     def record(self) -> dict[str, Any]:
         """Every choice with every parameter, for a run's record."""
-        rows = [
-            {"slot": b.slot, "hook": b.component.hook, "name": b.component.name}
-            | {"plugin": b.component.plugin, **b.values, **b.options}
-            for b in self.bound
-        ]
-        return {
-            "recipe": self.recipe.name,
-            "components": rows,
-            "loop": self.recipe.loop.model_dump(),
-        }
+        rows = [b.record() for b in self.bound]
+        shares = {slot: b.record() for slot, b in self._own.items()}
+        loop = self.recipe.loop.model_dump()
+        return {"recipe": self.recipe.name, "components": rows, "own_shares": shares, "loop": loop}
 
     def remember(self, step: Mapping[str, Any]) -> None:
         """Call each component's controller with the rollout's statistics, once per rollout."""

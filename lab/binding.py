@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lab.component import Component, Param
-from lab.errors import LabError, nearest, one_of
+from lab.errors import ComponentError, LabError, nearest, one_of
 from lab.hookspecs import OPTIONS, RETURNS, SPECS, hookimpl, inputs
 from lab.recipe import Use
 from lab.shelf import Shelf
@@ -54,7 +55,8 @@ class Bound:
     @property
     def key(self) -> str:
         """Its key in `Moment.memory` and in a run's record."""
-        return f"{self.component.hook}.{self.component.name}"
+        around = "wrap." if self.component.declared.wrapper else ""
+        return f"{around}{self.component.hook}.{self.component.name}"
 
     def declares(self, name: str) -> Any:
         """A declaration of the component at these parameters."""
@@ -82,7 +84,20 @@ class Bound:
         ]
         parameters = {**self.component.declared.fixed, **self.values}
         memory = MappingProxyType(now.memory.get(self.key, {}))
-        now.memory[self.key] = dict(fn(memory, step, **{n: parameters[n] for n in named}))
+        try:
+            result = fn(memory, step, **{n: parameters[n] for n in named})
+        except Exception as e:
+            raise _named(self, e, "remember: ") from e
+        if not isinstance(result, Mapping):
+            what = type(result).__name__
+            raise ComponentError(f"{self.component}: remember returned {what}; a mapping was due")
+        now.memory[self.key] = dict(result)
+
+    def record(self) -> dict[str, Any]:
+        """The choice that it is, for a run's record."""
+        c = self.component
+        row = {"slot": self.slot, "hook": c.hook, "name": c.name, "plugin": c.plugin}
+        return {**row, "parameters": dict(self.values), "options": dict(self.options)}
 
 
 def resolve(slot: str, use: Use, shelf: Shelf) -> list[Bound]:
@@ -139,7 +154,7 @@ def single(bound: Bound, now: Moment) -> Implementation:
     def call(*given: Any) -> Any:
         try:
             result = f(*given, **bound.values, **bound.reserved(now))
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             raise _named(bound, e) from e
         return checked(result, bound, given)
 
@@ -147,17 +162,37 @@ def single(bound: Bound, now: Moment) -> Implementation:
 
 
 def _wrapper(bound: Bound, now: Moment) -> Implementation:
-    f = bound.component.function
+    c = bound.component
 
-    @functools.wraps(f)
+    @functools.wraps(c.function)
     def surround(*given: Any) -> Generator[None, Any, Any]:
+        inside = c.function(*given, **bound.values, **bound.reserved(now))
         try:
-            result = yield from f(*given, **bound.values, **bound.reserved(now))
-        except Exception as e:
+            next(inside)
+        except StopIteration:
+            raise ComponentError(f"{c} ended before its yield; a wrapper yields once") from None
+        except (Exception, SystemExit) as e:
             raise _named(bound, e) from e
-        return checked(result, bound, given)
+        try:
+            result = yield
+        finally:
+            finished = sys.exc_info()[0] is None
+            if not finished:  # what it surrounds has failed
+                inside.close()
+        return checked(_sent(bound, inside, result), bound, given)
 
     return surround
+
+
+def _sent(bound: Bound, inside: Generator[None, Any, Any], result: Any) -> Any:
+    try:
+        inside.send(result)
+    except StopIteration as e:
+        return e.value
+    except (Exception, SystemExit) as e:
+        raise _named(bound, e) from e
+    inside.close()
+    raise ComponentError(f"{bound.component} has a second yield; a wrapper yields once")
 
 
 def _with_inputs(hook: str, call: Callable[[dict[str, Any]], Any]) -> Implementation:
@@ -219,37 +254,37 @@ def checked(result: Any, bound: Bound, given: Sequence[Any]) -> Any:
     """What a component returned, if it is what its hook is due.
 
     Raises:
-        LabError: for None (pluggy would fall through to another implementation), for something
-            that is no tensor, and for another shape or dtype than the hook's.
+        ComponentError: for None (pluggy would fall through to another implementation), for what
+            is no tensor, and for another shape or dtype than the hook's.
     """
     c = bound.component
     if result is None:
-        raise LabError(f"{c} returned nothing; is there a `return`?")
+        raise ComponentError(f"{c} returned nothing; is there a `return`?")
     if c.hook == "observe":
         return _numbers(result, c)
     kind = RETURNS[c.hook]
     if not isinstance(result, Tensor):
-        raise LabError(f"{c} returned {type(result).__name__} where a tensor was due")
+        raise ComponentError(f"{c} returned {type(result).__name__} where a tensor was due")
     due, ndim = ("[B,T]", 2) if kind == "PerToken" else ("[B]", 1)
     like = next((x for x in given if isinstance(x, Tensor) and x.ndim == ndim), None)
     if result.ndim != ndim or (like is not None and result.shape != like.shape):
-        raise LabError(f"{c} returned {_shape(result, given)} where {due} was due")
+        raise ComponentError(f"{c} returned {_shape(result, given)} where {due} was due")
     floats = [x.dtype for x in given if isinstance(x, Tensor) and x.is_floating_point()]
     wanted = torch.bool if kind == "RowFlag" else (*floats, result.dtype)[0]
     if result.dtype != wanted:
-        raise LabError(f"{c} returned {result.dtype} where {wanted} was due")
+        raise ComponentError(f"{c} returned {result.dtype} where {wanted} was due")
     return result
 
 
 def _numbers(result: Any, c: Component) -> dict[str, float]:
     if not isinstance(result, Mapping):
-        raise LabError(f"{c} returned {type(result).__name__} where a mapping was due")
+        raise ComponentError(f"{c} returned {type(result).__name__} where a mapping was due")
     for name, number in result.items():
         single_number = isinstance(number, int | float) or (
             isinstance(number, Tensor) and number.numel() == 1
         )
         if not isinstance(name, str) or not single_number:
-            raise LabError(f"{c} records {name!r}: {number!r}; a name and a number were due")
+            raise ComponentError(f"{c} records {name!r}: {number!r}; a name and a number were due")
     return {name: float(number) for name, number in result.items()}
 
 
@@ -262,18 +297,17 @@ def _shape(result: Tensor, given: Sequence[Any]) -> str:
     return str(list(result.shape))
 
 
-def _named(bound: Bound, e: Exception) -> Exception:
+def _named(bound: Bound, e: BaseException, what: str = "") -> LabError:
     """An exception of a component as an error that names it; illegal values are ValueErrors."""
     c = bound.component
-    if isinstance(e, LabError):
+    text = " ".join(str(e).split())
+    if isinstance(e, ComponentError):
         return e
-    if isinstance(e, ValueError):
-        return LabError(f"{c}: {e}")
+    if isinstance(e, ValueError | LabError):
+        return ComponentError(f"{c}: {what}{text}")
     line, trace, file = "", e.__traceback__, inspect.unwrap(c.function).__code__.co_filename
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == file:
             line = f" (line {trace.tb_lineno})"
         trace = trace.tb_next
-    return LabError(
-        f"{c} of {c.plugin} raised {type(e).__name__}: {' '.join(str(e).split())}{line}"
-    )
+    return ComponentError(f"{c} of {c.plugin} raised {what}{type(e).__name__}: {text}{line}")

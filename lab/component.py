@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
 
+from lab import declarations
 from lab.errors import LabError, nearest, one_of
 from lab.hooks import MARK, Declared
 from lab.hookspecs import OPTIONS, RESERVED, SLOT_OF, inputs
@@ -99,14 +101,8 @@ class Component:
         return values
 
     def declaration(self, name: str, values: Mapping[str, Any]) -> Any:
-        """A declaration, computed from the parameters where it is a function of them."""
-        found = getattr(self.declared, name)
-        return call_by_name(found, {**self.declared.fixed, **values}) if callable(found) else found
-
-
-def call_by_name(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """Call a function with those of the values that it names."""
-    return function(**{n: values[n] for n in inspect.signature(function).parameters if n in values})
+        """A declaration at these parameters."""
+        return declarations.resolve(self.declared, name, values, f"{self}")
 
 
 def type_name(kind: Any) -> str:
@@ -131,13 +127,17 @@ def describe(function: Callable[..., Any], plugin: str) -> Component:
     for p in parameters:
         _check_argument(p, declared.hook, where)
     _check_generator(function, declared, where)
-    hints = _hints(function, keywords)
+    hints = _hints(function, keywords, where)
     params = {p.name: _param(p, hints, where) for p in keywords if p.name not in RESERVED}
     for option in OPTIONS.get(declared.hook, ()):
         if option.name in params:
             raise LabError(
                 f"{where}: {option.name!r} is an option of the slot; rename the parameter"
             )
+    if "name" in params:
+        raise LabError(
+            f"{where}: 'name' is a component's own key in a recipe; rename the parameter"
+        )
     component = Component(
         declared=declared,
         function=function,
@@ -148,7 +148,7 @@ def describe(function: Callable[..., Any], plugin: str) -> Component:
     )
     if not component.doc:
         raise LabError(f"{where}: no docstring; its first line is the row in `lab plugins`")
-    _check_declarations(component, where)
+    declarations.check(declared, params, where)
     return component
 
 
@@ -182,28 +182,21 @@ def _check_generator(function: Callable[..., Any], declared: Declared, where: st
         )
 
 
-def _check_declarations(component: Component, where: str) -> None:
-    every = {*component.params, *component.declared.fixed}
-    for name in ("needs_group", "sequence_level", "whole_batch", "corrects", "bounds", "remember"):
-        found = getattr(component.declared, name)
-        if not callable(found):
-            continue
-        asked = list(inspect.signature(found).parameters.values())
-        if name == "remember":
-            asked = [p for p in asked if p.kind is p.KEYWORD_ONLY]
-        for p in asked:
-            if p.name not in every:
-                raise LabError(
-                    f"{where}: {name} names {p.name!r}, no parameter of it ({one_of(every)})"
-                )
-
-
-def _hints(function: Callable[..., Any], keywords: list[inspect.Parameter]) -> dict[str, Any]:
+def _hints(
+    function: Callable[..., Any], keywords: list[inspect.Parameter], where: str
+) -> dict[str, Any]:
     """The hyperparameters' types only: an input's annotation may name what is not imported."""
-    asked = {p.name: p.annotation for p in keywords if p.annotation is not p.empty}
-    holder = types.SimpleNamespace(__annotations__=asked)
     namespace = inspect.unwrap(function).__globals__
-    return get_type_hints(holder, globalns=namespace, include_extras=True)
+    hints: dict[str, Any] = {}
+    for p in keywords:
+        if p.annotation is p.empty or p.name in RESERVED:
+            continue
+        holder = types.SimpleNamespace(__annotations__={p.name: p.annotation})
+        try:
+            hints |= get_type_hints(holder, globalns=namespace, include_extras=True)
+        except Exception as e:
+            raise LabError(f"{where}: {p.name}: {p.annotation!r} cannot be read: {e}") from e
+    return hints
 
 
 def _param(p: inspect.Parameter, hints: Mapping[str, Any], where: str) -> Param:
@@ -214,6 +207,11 @@ def _param(p: inspect.Parameter, hints: Mapping[str, Any], where: str) -> Param:
     param = Param(
         getattr(hint, "__origin__", hint) if found else hint, p.default, (*found, None)[0]
     )
+    try:
+        TypeAdapter(param.type)
+    except PydanticUserError:
+        kind = type_name(param.type)
+        raise LabError(f"{where}: {p.name}: {kind} is no type that a recipe could hold") from None
     if p.default is REQUIRED:
         return param
     param.coerce(p.default, f"{where}: default {p.name}")

@@ -10,6 +10,10 @@ class LabError(Exception):
     """A mistake the user can fix. The command line prints it in one line, without a traceback."""
 
 
+class ComponentError(LabError):
+    """A mistake in a component, whose message names it already."""
+
+
 def nearest(given: object, allowed: Iterable[str]) -> str:
     """`` Did you mean 'cispo'?``, with its leading blank, or nothing when no name is near."""
     close = difflib.get_close_matches(str(given), list(allowed), n=1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.table import Table
 from lab.bench import Bench
 from lab.binding import Bound
 from lab.component import REQUIRED, Component
+from lab.errors import LabError
 from lab.hookspecs import SLOTS
 from lab.loss import pull_curve
 from lab.recipe import Loop, Recipe
@@ -60,16 +62,18 @@ def plugins_json(shelf: Shelf) -> str:
         for c in shelf
     ]
     recipes = {n: _doc(shelf, n) for n in shelf.names("recipes")}
-    return json.dumps(
-        {"components": rows, "recipes": recipes, "not_loaded": shelf.broken}, indent=2
-    )
+    return _json({"components": rows, "recipes": recipes, "not_loaded": shelf.broken})
 
 
 def recipes_text(shelf: Shelf) -> str:
     """The recipes, one a row, with the components of their main slots."""
     table = _table()
     for name, spec in shelf.names("recipes").items():
-        recipe = Recipe.of(spec, name, shelf)
+        try:
+            recipe = Recipe.of(spec, name, shelf)
+        except LabError as e:  # one bad recipe of a package does not end the listing
+            table.add_row(name, f"not valid: {e}", shelf.plugin_of("recipes", name))
+            continue
         main = [recipe.advantage, recipe.ratio, recipe.surrogate, recipe.aggregate]
         names = " · ".join(u.name if u else "token" for u in main)
         table.add_row(name, f"{recipe.doc}\n{names}", shelf.plugin_of("recipes", name))
@@ -78,8 +82,13 @@ def recipes_text(shelf: Shelf) -> str:
 
 def recipes_json(shelf: Shelf) -> str:
     """Every recipe in full, for machines."""
-    every = shelf.names("recipes").items()
-    return json.dumps({n: Recipe.of(s, n, shelf).spec() for n, s in every}, indent=2)
+    every: dict[str, Any] = {}
+    for name, spec in shelf.names("recipes").items():
+        try:
+            every[name] = Recipe.of(spec, name, shelf).spec()
+        except LabError as e:
+            every[name] = {"not_valid": str(e)}
+    return _json(every)
 
 
 def recipe_text(bench: Bench) -> str:
@@ -92,7 +101,7 @@ def recipe_text(bench: Bench) -> str:
         head.add_row(b.slot, f"{b.component.name}: {b.component.doc}")
         for name, value in {**b.values, **b.options}.items():
             constants.add_row("", f"{name} = {_value(value)}", _source(recipe, b, name))
-        if b.component.hook == "kl_loss" and bench.get("kl_reward"):
+        if b.component.hook == "kl_loss" and bench.get("kl_reward") and "beta" in b.values:
             constants.add_row("", f"2 beta = {2 * b.values['beta']:g}", "it stands on both hooks")
         parts += [head, *([constants] if constants.row_count else [])]
     loop = _columns(3)
@@ -120,7 +129,7 @@ def recipe_text(bench: Bench) -> str:
 
 def recipe_json(bench: Bench) -> str:
     """One recipe with everything filled in, for machines."""
-    return json.dumps({**bench.recipe.spec(), **bench.record()}, indent=2)
+    return _json({**bench.recipe.spec(), **bench.record()})
 
 
 def stage_text(stage: Stage) -> str:
@@ -128,6 +137,21 @@ def stage_text(stage: Stage) -> str:
     verdict = "FAILED" if stage.failures else "ok"
     lines = [f"{stage.name}: {stage.title} ... {verdict}", *(f"  {line}" for line in stage.lines)]
     return "\n".join([*lines, *(f"  ! {failure}" for failure in stage.failures), ""])
+
+
+def _json(data: Any) -> str:
+    return json.dumps(_plain(data), indent=2, allow_nan=False)
+
+
+def _plain(x: Any) -> Any:
+    """What JSON can say: a number that is not finite, or another object, as text."""
+    if isinstance(x, Mapping):
+        return {str(k): _plain(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+        return [_plain(v) for v in x]
+    if x is None or isinstance(x, str | bool | int) or (isinstance(x, float) and math.isfinite(x)):
+        return x
+    return str(x)
 
 
 def _pulls(bench: Bench) -> Table:

@@ -300,9 +300,11 @@ def pull_curve(bench: Bench, ratios: Iterable[float], advantage: float) -> list[
 
     Always derived by autograd, whatever a component declares of itself.
     """
-    column = torch.tensor(list(ratios), dtype=torch.float64)[:, None]
+    on_surrogate = [b for b in bench.bound if b.component.hook == "surrogate"]
+    rows = max(b.declares("needs_group") for b in on_surrogate)
+    ratio = torch.tensor(list(ratios), dtype=torch.float64)
+    column = ratio.repeat_interleave(rows)[:, None]  # each ratio as a group of its own
     old = torch.full_like(column, -1.0)
-    rows = torch.arange(column.shape[0])
     step = complete(
         {
             "logp": old + column.log(),
@@ -311,9 +313,9 @@ def pull_curve(bench: Bench, ratios: Iterable[float], advantage: float) -> list[
             "advantages": torch.full_like(column, advantage),
             "rewards": torch.full_like(column[:, 0], advantage),
             "entropy": torch.ones_like(column),
-            "group": torch.zeros_like(rows),
+            "group": torch.arange(len(ratio)).repeat_interleave(rows),
             "mask": torch.ones_like(column),
         }
     )
     shares = {"surrogate": torch.ones_like(column)}
-    return objective(bench, step, shares).pull[:, 0].tolist()
+    return objective(bench, step, shares).pull[::rows, 0].tolist()

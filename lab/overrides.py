@@ -54,6 +54,8 @@ def parse_set(text: str) -> Spec:
         LabError: if there is no ``=``, or a value begins like TOML and is none.
     """
     path, equals, value = text.partition("=")
+    if "\n" in value:  # tomllib would read on, and further keys would be lost
+        raise LabError(f"--set {text!r}: the value is neither a TOML value nor a word")
     keys = path.strip().split(".")
     if not equals or not all(re.fullmatch(r"[\w+:-]+", k) for k in keys):
         raise LabError(f"--set {text}: it reads PATH=VALUE, for example surrogate.cap=3")
@@ -83,7 +85,8 @@ def _merge_one(old: Any, slot: str, value: Any, where: str) -> Any:
             f"{where}: {slot} = {value!r}; it takes a name or a table {{name = ..., ...}}"
         )
     if "name" in value:
-        return dict(value)
+        empty = value["name"] == "none" and slot != "ratio"
+        return None if empty else dict(value)
     if not old:
         raise LabError(
             f"{where}: {slot} names no component, and there is none to change; give name = ..."

@@ -278,7 +278,11 @@ def _read_toml(file: Path) -> dict[str, Any]:
                 "A recipe file holds [recipe.NAME]"
             )
     tables = data.get("recipe", {})
-    if not tables or not all(isinstance(t, Mapping) for t in tables.values()):
+    if (
+        not isinstance(tables, Mapping)
+        or not tables
+        or not all(isinstance(t, Mapping) for t in tables.values())
+    ):
         raise LabError(f"{file}: no table [recipe.NAME]")
     return dict(tables)
 
