@@ -105,17 +105,20 @@ _R1_BETA = ".001: DeepSeek-R1 as TRL's documentation reports it, and verl's defa
 _VERL = "verl's default; 2402.03300 gives none"
 
 
+_PPO = "1707.06347 section 6.1, table 1"
+_CLIP = {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2}
+_CLIP_SOURCE = {"surrogate.eps_low": _PPO, "surrogate.eps_high": _PPO}
+
+
 @recipes
 def named() -> Mapping[str, Mapping[str, Any]]:
-    clip = {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2}
-    ppo = "1707.06347 section 6.1, table 1"
     grpo_group = {"name": "group", "baseline": "mean", "scale": "std", "ddof": 1, "eps": 1e-6}
     return {
         "grpo": {
             "doc": "Group mean and std, token ratio, PPO-Clip, mean of row means, k3 in the loss.",
             "advantage": grpo_group,
             "ratio": "token",
-            "surrogate": clip,
+            "surrogate": _CLIP,
             "aggregate": "sequence_mean",
             "kl": {"name": "in_loss", "estimator": "k3", "beta": 0.001, "weight": "none"},
             "source": {
@@ -124,8 +127,7 @@ def named() -> Mapping[str, Mapping[str, Any]]:
                 "advantage.scale": "2402.03300 section 4.1.2",
                 "advantage.ddof": _VERL,
                 "advantage.eps": _VERL,
-                "surrogate.eps_low": ppo,
-                "surrogate.eps_high": ppo,
+                **_CLIP_SOURCE,
                 "kl.estimator": "2402.03300 eq. 4",
                 "kl.beta": _R1_BETA,
                 "kl.weight": "2402.03300 eq. 4: no ratio on the KL term",
@@ -135,14 +137,13 @@ def named() -> Mapping[str, Mapping[str, Any]]:
             "doc": "GRPO without its two biases: no std, a constant divisor.",
             "advantage": {"name": "group", "baseline": "mean", "scale": "none"},
             "ratio": "token",
-            "surrogate": clip,
+            "surrogate": _CLIP,
             "aggregate": "constant",
             "source": {
                 "recipe": "2503.20783 section 3.2",
                 "advantage.baseline": "2503.20783 section 3.2",
                 "advantage.scale": "2503.20783 section 3.2: no division by the std",
-                "surrogate.eps_low": ppo,
-                "surrogate.eps_high": ppo,
+                **_CLIP_SOURCE,
             },
         },
         "rloo": {
