@@ -94,9 +94,10 @@ class Bench:
         self.bounds: tuple[float | None, float | None] = declared or (None, None)
         self.interval: tuple[float | None, float | None] = declared or interval
         checks.check_declarations(recipe, self.bound)
-        probe.run(self.bound, self._call, self._own_hooks)
-        probe.run_observers(self.observers, self.now)
-        checks.check_aggregation(recipe, self.bound, self._call)
+        with torch.inference_mode(False), torch.enable_grad():  # the probe looks for gradients
+            probe.run(self.bound, own.values(), self._call, self.now)
+            probe.run_observers(self.observers, self.now)
+            checks.check_aggregation(recipe, self.bound, self._call)
 
     @property
     def has_critic(self) -> bool:
@@ -222,6 +223,7 @@ class Bench:
         _check_groups(self._on_hook[hook], given.get("group"))
         with torch.set_grad_enabled(torch.is_grad_enabled() and hook in LIVE):
             result: Tensor = getattr(hooks or self._hooks, hook)(**given)
+        _check_result(result, hook, step["mask"], self.get(hook)[0])
         if RETURNS[hook] != "PerToken":
             return result
         fill = torch.ones_like(result) if hook == "ratio" else torch.zeros_like(result)
@@ -241,6 +243,17 @@ class Bench:
             live = name in LIVE.get(hook, ())
             given[name] = None if asker is None else _at_mask(name, x, on, live)
         return given
+
+
+def _check_result(result: Tensor, hook: str, mask: Tensor, b: Bound) -> None:
+    """Shape and precision once more, for components none of whose inputs could tell them."""
+    kind = RETURNS[hook]
+    shape, letters = (mask.shape, "[B,T]") if kind == "PerToken" else (mask.shape[:1], "[B]")
+    dtype = torch.bool if kind == "RowFlag" else mask.dtype
+    if result.shape != shape:
+        raise LabError(f"{b.component} returned {list(result.shape)} where {letters} was due")
+    if result.dtype != dtype:
+        raise LabError(f"{b.component} returned {result.dtype} where {dtype} was due")
 
 
 def _at_mask(name: str, x: Any, on: Tensor, live: bool) -> Any:

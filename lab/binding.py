@@ -152,10 +152,12 @@ def single(bound: Bound, now: Moment) -> Implementation:
 
     @functools.wraps(f)
     def call(*given: Any) -> Any:
+        before = _versions(given)
         try:
             result = f(*given, **bound.values, **bound.reserved(now))
         except (Exception, SystemExit) as e:
             raise _named(bound, e) from e
+        _check_unedited(bound, before, _versions(given))
         return checked(result, bound, given)
 
     return call
@@ -166,6 +168,7 @@ def _wrapper(bound: Bound, now: Moment) -> Implementation:
 
     @functools.wraps(c.function)
     def surround(*given: Any) -> Generator[None, Any, Any]:
+        before = _versions(given)
         inside = c.function(*given, **bound.values, **bound.reserved(now))
         try:
             next(inside)
@@ -179,9 +182,24 @@ def _wrapper(bound: Bound, now: Moment) -> Implementation:
             finished = sys.exc_info()[0] is None
             if not finished:  # what it surrounds has failed
                 inside.close()
-        return checked(_sent(bound, inside, result), bound, given)
+        result = _sent(bound, inside, result)
+        _check_unedited(bound, before, _versions(given))
+        return checked(result, bound, given)
 
     return surround
+
+
+def _versions(given: Sequence[Any]) -> list[int]:
+    """Each tensor's count of in-place changes; inference mode keeps none."""
+    if torch.is_inference_mode_enabled():
+        return []
+    return [x._version if isinstance(x, Tensor) and not x.is_inference() else 0 for x in given]
+
+
+def _check_unedited(bound: Bound, before: list[int], after: list[int]) -> None:
+    for name, old, new in zip(bound.component.inputs, before, after, strict=False):
+        if old != new:  # wrappers and later entries see the same tensor
+            raise ComponentError(f"{bound.component} changes its input {name} in place")
 
 
 def _sent(bound: Bound, inside: Generator[None, Any, Any], result: Any) -> Any:

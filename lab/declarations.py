@@ -15,7 +15,7 @@ DUE = {
     "sequence_level": "true or false",
     "whole_batch": "true or false",
     "corrects": "'rollout' or none",
-    "bounds": "a function of the parameters that returns (low, high), low below high,",
+    "bounds": "a function of the parameters that returns (low, high), low at most high,",
 }
 
 
@@ -96,4 +96,4 @@ def _is_interval(value: Any) -> bool:
         return False
     low, high = value
     numbers = all(x is None or (isinstance(x, int | float) and x == x) for x in value)  # noqa: PLR0124
-    return numbers and (low is None or high is None or low < high)
+    return numbers and (low is None or high is None or low <= high)

@@ -7,10 +7,12 @@ return or gradient, an edited input, a use of the global random generator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import random
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ from lab.errors import LabError
 from lab.hookspecs import LIVE, StopReason
 from lab.step import Step
 from lab.tools import at_last_token
-from lab.wiring import by_hook
+from lab.wiring import by_hook, wire
 
 Call = Callable[..., Tensor]
 WIDTH = 5  # odd, so that it never equals the even number of rows
@@ -52,7 +54,7 @@ def batch(group_size: int = 2, dtype: torch.dtype = torch.float32) -> Step:
         returns=0.5 + 0.1 * wave,
         values=0.4 + 0.2 * wave,
         old_values=0.3 + 0.1 * wave,
-        entropy=0.5 + 0.05 * (cell % 4),
+        entropy=0.5 + 0.05 * (cell % 4).to(dtype),
         rewards=rewards,
         token_rewards=at_last_token(rewards, mask),
         group=7 - 4 * (row % 2),
@@ -67,21 +69,31 @@ def batch(group_size: int = 2, dtype: torch.dtype = torch.float32) -> Step:
     )
 
 
-def run(bound: Iterable[Bound], call: Call, own: Mapping[str, Any]) -> None:
-    """Call each hook that has a component, and the aggregates that slots name for themselves.
+def run(bound: Iterable[Bound], own: Iterable[Bound], call: Call, now: Moment) -> None:
+    """Try each component alone, then each wrapper around what it wraps.
+
+    Args:
+        bound: the recipe's components.
+        own: the aggregates that slots name for themselves.
+        call: the bench's way to call a hook: (hook, step, hooks) -> result.
+        now: what reserved keywords are filled from.
 
     Raises:
         LabError: naming the component and what is wrong with it.
     """
-    found = by_hook(bound)
-    group_size = max([2, *(b.declares("needs_group") for b in bound)])
-    for hook, entries in found.items():
-        main = next((b for b in entries if b.slot != "wrap"), None)
-        if main is None:
-            raise LabError(f"{entries[0].component} wraps {hook}, and the recipe has none to wrap")
-        _try(hook, main, batch(group_size), call)
-    for hooks in own.values():
-        call("aggregate", batch(group_size), hooks)
+    bound = list(bound)
+    rows = max([2, *(b.declares("needs_group") for b in bound)])
+    for hook, entries in by_hook(bound).items():
+        mains = [b for b in entries if b.slot != "wrap"]
+        around = [b for b in entries if b.slot == "wrap"]
+        if not mains:
+            raise LabError(f"{around[0].component} wraps {hook}, and the recipe has none to wrap")
+        parts = [[b] for b in mains]
+        parts += [[*mains, *around[: n + 1]] for n in range(len(around))]
+        for part in parts:  # the last of a part is new in it, so it is what has failed
+            _try(hook, part, batch(rows), call, wire(part, now))
+    for b in own:
+        _try("aggregate", [b], batch(rows), call, wire([b], now))
 
 
 def run_observers(observers: Iterable[Bound], now: Moment) -> None:
@@ -91,39 +103,41 @@ def run_observers(observers: Iterable[Bound], now: Moment) -> None:
         LabError: naming the observer and what is wrong with it.
     """
     for b in observers:
-        step = batch()
-        given = _copy(step)
-        with _untouched(b, step, given):
+        given: Any = batch()
+        with _no_draws(b):
             single(b, now)(*(given[n] for n in b.component.inputs))
 
 
-def _try(hook: str, main: Bound, step: Step, call: Call) -> None:
-    live = [n for n in LIVE.get(hook, ()) if n in main.component.inputs]
-    given = _copy(step)
+def _try(hook: str, part: list[Bound], step: Step, call: Call, hooks: Any) -> None:
+    culprit = part[-1]
+    named = {n for b in part for n in b.component.inputs}
+    live = [n for n in LIVE.get(hook, ()) if n in named]
+    given: Any = {**step}
     leaves = [given[n].requires_grad_() for n in live]
-    with torch.enable_grad(), _untouched(main, step, given):
-        result = call(hook, given)
+    with _no_draws(culprit):
+        result = call(hook, given, hooks)
     if result.is_floating_point() and not bool(result.isfinite().all()):
-        raise LabError(f"{main.component} returned a number that is not finite on the probe batch")
+        raise LabError(f"{culprit.component} returned what is not finite on the probe batch")
     if hook in LIVE and all(g is None for g in _gradients(result, leaves)):
-        named = f"through {' or '.join(live)}" if live else f"it names none of {LIVE[hook]}"
-        raise LabError(f"{main.component}: no gradient flows ({named}); is something detached?")
-
-
-def _copy(step: Step) -> Any:
-    return {n: x.clone() if isinstance(x, Tensor) else x for n, x in step.items()}
+        through = f"through {' or '.join(live)}" if live else f"it names none of {LIVE[hook]}"
+        raise LabError(
+            f"{culprit.component}: no gradient flows ({through}); is something detached?"
+        )
 
 
 @contextmanager
-def _untouched(b: Bound, step: Step, given: Any) -> Iterator[None]:
-    """The global generator and the inputs stay as they were."""
-    generator = torch.get_rng_state()
+def _no_draws(b: Bound) -> Iterator[None]:
+    """The global generators stay as they were."""
+    before = _generators()
     yield
-    if not torch.equal(torch.get_rng_state(), generator):
+    if _generators() != before:
         raise LabError(f"{b.component} draws from the global generator; name the keyword rng")
-    for name, x in step.items():
-        if isinstance(x, Tensor) and not torch.equal(given[name], x):
-            raise LabError(f"{b.component} changes its input {name} in place")
+
+
+def _generators() -> tuple[Any, ...]:
+    kind, keys, *rest = np.random.get_state()
+    numpy_state = (kind, np.asarray(keys).tobytes(), *rest)
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy_state
 
 
 def _gradients(result: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:

@@ -31,13 +31,9 @@ def prepare(bench: Bench, step: Step) -> Step:
     if when == "before":
         part = _paid_before(bench, part)
     raw = bench.advantage(part)
-    advantages = raw - _cost_after(bench, part) if when == "after" else raw
-    if bench.option("normalize", "per") == "rollout":
-        advantages = bench.normalize({**part, "advantages": advantages})
     mask = step["mask"]
     out: Step = {
         **step,
-        "advantages": torch.zeros_like(mask).index_copy(0, rows, advantages),
         "mask": mask * kept.rows[:, None].to(mask.dtype),
         "counted": mask * kept.shares[:, None].to(mask.dtype),
     }
@@ -48,6 +44,10 @@ def prepare(bench: Bench, step: Step) -> Step:
         # raw advantages: normalised ones, or those after a KL cost, predict no return
         returns = bench.critic_target({**part, "advantages": raw})
         out["returns"] = torch.zeros_like(mask).index_copy(0, rows, returns)
+    advantages = raw - _cost_after(bench, part) if when == "after" else raw
+    if bench.option("normalize", "per") == "rollout":
+        advantages = bench.normalize({**part, "advantages": advantages})
+    out["advantages"] = torch.zeros_like(mask).index_copy(0, rows, advantages)
     return out
 
 

@@ -31,7 +31,7 @@ def soft_overlong(
     budget: int,
     *,
     length: int | None = None,
-    cache: Annotated[float | None, Float(1.0, 8192.0, log=True)] = None,
+    cache: float | None = None,
 ) -> Tensor:
     """Take up to 1 off answers in the last stretch before the limit (DAPO 2503.14476 eq. 13).
 
@@ -41,6 +41,8 @@ def soft_overlong(
     """
     limit = budget if length is None else length
     stretch = limit / 5 if cache is None else cache
+    if limit < 1:
+        raise ValueError(f"length={length}; a number of tokens, at least 1, or none")
     if not 0 < stretch <= limit:
         raise ValueError(f"cache={cache}; it is positive and at most the limit of {limit} tokens")
     over = lengths.to(rewards.dtype) - (limit - stretch)
@@ -57,6 +59,8 @@ def no_eos_penalty(
     A stop string and a cut both count: neither generated an EOS. Never told by a token's id, which
     fails where pad and EOS share one.
     """
+    if not penalty >= 0:
+        raise ValueError(f"penalty={penalty}; it is at least 0")
     return rewards - penalty * (stop_reason != StopReason.EOS).to(rewards.dtype)
 
 

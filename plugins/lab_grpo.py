@@ -68,8 +68,8 @@ def _scaled(
 
 
 def _divided(x: Tensor, scale: Tensor) -> Tensor:
-    """x / scale, and 0 where the scale is 0: a zero std never divides."""
-    return torch.where(scale > 0, x / scale, torch.zeros_like(x))
+    """x / scale, and 0 where the scale is 0: a zero std never divides. NaN stays NaN."""
+    return torch.where(scale == 0, torch.zeros_like(x), x / scale)
 
 
 rloo = alias(

@@ -8,6 +8,7 @@ for the values). Forms that do not penalise are refused unless the recipe says `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -138,6 +139,8 @@ def control(
     tokens = masked_sum(step["old_logp"] - step["ref_logp"], mask)
     rows = int((mask.sum(1) > 0).sum())
     kl = float(tokens) / max(1.0, float(mask.sum()) if per == "token" else float(rows))
+    if not math.isfinite(kl):
+        raise ValueError(f"the KL is {kl}: the run has diverged")
     error = min(0.2, max(-0.2, kl / target - 1))
     return {"beta": memory.get("beta", beta) * (1 + error * rows / horizon)}
 

@@ -79,7 +79,7 @@ def whiten(
     mean = masked_mean(advantages, mask)
     scale = (masked_var(advantages, mask, ddof) + eps).sqrt()
     centred = advantages - mean
-    whitened = torch.where(scale > 0, centred / scale, torch.zeros_like(centred))
+    whitened = torch.where(scale == 0, torch.zeros_like(centred), centred / scale)
     return whitened if shift_mean else whitened + mean
 
 
