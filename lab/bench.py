@@ -203,12 +203,13 @@ class Bench:
             LabError: if two observers record one name, or one records what is no number.
         """
         out: dict[str, float] = {}
+        on = step["mask"].bool()
         for b in self.observers:
             given = [step.get(name) for name in b.component.inputs]
             if b.component.declared.at != at or any(x is None for x in given):
                 continue
-            given = [x.detach() if isinstance(x, Tensor) else x for x in given]
-            numbers = single(b, self.now)(*given)
+            names = zip(b.component.inputs, given, strict=True)
+            numbers = single(b, self.now)(*(_at_mask(n, x, on, live=False) for n, x in names))
             if twice := out.keys() & numbers.keys():
                 raise LabError(
                     f"{b.component}: another observer records {sorted(twice)[0]!r} already"

@@ -12,7 +12,6 @@ from lab.errors import LabError
 
 app = typer.Typer(
     help="Write a piece of a policy-gradient objective, and see what it does.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -91,7 +90,9 @@ def sanity(
 def main() -> None:
     """Run the command line. A user's mistake is one line on stderr and exit code 2."""
     try:
-        app()
-    except LabError as e:
-        print(f"lab: {e}", file=sys.stderr)
+        code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
+    except (LabError, typer.TyperException) as e:
+        message = e.format_message() if hasattr(e, "format_message") else str(e)
+        print(f"lab: {' '.join(message.split())}", file=sys.stderr)
         raise SystemExit(2) from None
+    raise SystemExit(code or 0)

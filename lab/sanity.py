@@ -63,6 +63,7 @@ def bandit(stage: Stage, shelf: Shelf) -> None:
     stage.expect("three answers: J = .5 * 1 + .3 * 0 + .2 * .5", objective, (0.6,))
     (enumerated,) = torch.autograd.grad(objective, logits)
     stage.expect("enumerated gradient pi (f - J)", enumerated, (0.2, -0.18, -0.02))
+    stage.expect("E[grad log pi] = 0", _expected_gradient(shelf, PI, (1.0, 1.0, 1.0)), (0, 0, 0))
     stage.expect("expected estimator", _expected_gradient(shelf, PI, F), (0.2, -0.18, -0.02))
 
 
@@ -92,17 +93,21 @@ def baseline(stage: Stage, shelf: Shelf) -> None:
 def sequence(stage: Stage, shelf: Shelf) -> None:
     """GAE on one complete episode: rewards (0, 0, 1), values (.2, .4, .5), the end worth 0."""
     stage.lines.append("residuals (.4-.2, .5-.4, 1-.5) = (.2, .1, .5), gamma 1")
-    # lambda .9: .5, .1 + .9 * .5 = .55, .2 + .9 * .55 = .695
-    for lam, want in ((0.9, (0.695, 0.55, 0.5)), (0.0, (0.2, 0.1, 0.5)), (1.0, (0.8, 0.6, 0.5))):
+    for lam in (0.9, 0.0, 0.5, 0.95, 1.0):
+        # by hand, from the end: .5, .1 + lambda .5, .2 + lambda (.1 + lambda .5)
+        want = (0.2 + lam * (0.1 + lam * 0.5), 0.1 + lam * 0.5, 0.5)
         out = _episode(shelf, lam, "none")
         stage.expect(f"lambda {lam:g}: advantages", out.advantages, want)
         targets = [a + v for a, v in zip(want, (0.2, 0.4, 0.5), strict=True)]
         stage.expect("    targets = raw advantage + value", _given(out.returns), targets)
-    out = _episode(shelf, 0.9, "whiten")
-    raw = torch.tensor((0.695, 0.55, 0.5), dtype=torch.float64)
-    whitened = (raw - raw.mean()) / (raw.var(correction=1) + 1e-8).sqrt()
-    stage.expect("lambda .9, whitened (ddof 1)", out.advantages, whitened.tolist())
-    stage.expect("    targets stay", _given(out.returns), (0.895, 0.95, 1.0))
+    mean = (0.695 + 0.55 + 0.5) / 3
+    square = (0.695 - mean) ** 2 + (0.55 - mean) ** 2 + (0.5 - mean) ** 2
+    for ddof in (1, 0):
+        out = _episode(shelf, 0.9, {"name": "whiten", "ddof": ddof, "eps": 0.0})
+        std = math.sqrt(square / (3 - ddof))
+        want = ((0.695 - mean) / std, (0.55 - mean) / std, (0.5 - mean) / std)
+        stage.expect(f"lambda .9, whitened, ddof {ddof}", out.advantages, want)
+        stage.expect("    targets stay", _given(out.returns), (0.895, 0.95, 1.0))
 
 
 def frozen_batch(stage: Stage, shelf: Shelf) -> None:
@@ -153,14 +158,11 @@ def clipping(stage: Stage, shelf: Shelf) -> None:
         )
         stage.expect(f"A = {a:+g}, r = {r:g}: objective", out.surrogate, (o,))
         stage.expect("    pull", out.pull, (p,))
-    logp = torch.tensor(ratios, dtype=torch.float64).log()[None]
-    column = torch.tensor(advantages, dtype=torch.float64)[None]
-    ones = torch.ones_like(logp)
-    out = evaluate(bench, logp=logp, old_logp=0 * ones, advantages=column, mask=ones)
-    step = Step(logp=logp, old_logp=0 * ones, advantages=column, mask=ones)
-    rates = bench.observe("update", observed(bench, step, out))
-    stage.expect("share outside [.8, 1.2]", rates["outside"], (1.0,))
-    stage.expect("share flat", rates["flat"], (0.5,))
+    for more, what in (((), "the four"), ((0.0,), "with a fifth at A = 0, counted apart")):
+        rates = _rates(bench, (*advantages, *more), (*ratios, *(1.3 for _ in more)))
+        stage.expect(
+            f"{what}: outside [.8, 1.2], flat", [rates["outside"], rates["flat"]], (1.0, 0.5)
+        )
 
 
 def stop_gradient(stage: Stage, shelf: Shelf) -> None:
@@ -180,8 +182,12 @@ def stop_gradient(stage: Stage, shelf: Shelf) -> None:
     # product rule: r A (1 + log p), then r A (2 + log p)
     x = torch.tensor(logp, dtype=torch.float64, requires_grad=True)
     attached = (x - math.log(0.10)).exp() * a * x
-    (first,) = torch.autograd.grad(attached, x)
-    stage.expect("r A log pi, no stop-gradient: slope", first, (r * a * (1 + logp),))
+    (first,) = torch.autograd.grad(attached, x, create_graph=True)
+    (second,) = torch.autograd.grad(first, x)
+    want2 = (r * a * (1 + logp), r * a * (2 + logp))
+    stage.expect(
+        "r A log pi, no stop-gradient: slope, curvature", torch.stack([first, second]), want2
+    )
     rows = ((2.0, 1.3), (2.0, 0.7), (-2.0, 0.7), (-2.0, 1.3))
     for floor, want4 in (("none", (2.4, 1.4, -1.4, -2.4)), (0.8, (2.4, 1.6, -1.6, -2.4))):
         spec = {"name": "cispo", "cap": 1.2, "floor": floor}
@@ -224,7 +230,8 @@ def run(shelf: Shelf, names: Iterable[str] = ()) -> Iterator[Stage]:
 
 
 def _show(numbers: Iterable[float]) -> str:
-    return " ".join(f"{x:.6f}".rstrip("0").rstrip(".") for x in numbers)
+    shown = (f"{x:.6f}".rstrip("0").rstrip(".") for x in numbers)
+    return " ".join("0" if x == "-0" else x for x in shown)
 
 
 def _given(x: Tensor | None) -> Tensor:
@@ -281,7 +288,7 @@ def _sample_gradient(shelf: Shelf, action: int, reward: float) -> Tensor:
     return torch.autograd.grad(-out.loss, logits)[0]
 
 
-def _episode(shelf: Shelf, lam: float, normalize: str) -> Evaluation:
+def _episode(shelf: Shelf, lam: float, normalize: str | dict[str, Any]) -> Evaluation:
     spec = {**SCORE, "advantage": {"name": "gae", "gamma": 1.0, "lam": lam}, "normalize": normalize}
     row = torch.zeros(1, 3, dtype=torch.float64)
     return evaluate(
@@ -292,6 +299,14 @@ def _episode(shelf: Shelf, lam: float, normalize: str) -> Evaluation:
         values=torch.tensor([[0.2, 0.4, 0.5]], dtype=torch.float64),
         truncated=torch.tensor([False]),
     )
+
+
+def _rates(bench: Bench, advantages: Sequence[float], ratios: Sequence[float]) -> dict[str, float]:
+    logp = torch.tensor(ratios, dtype=torch.float64).log()[None]
+    column = torch.tensor(advantages, dtype=torch.float64)[None]
+    ones = torch.ones_like(logp)
+    step = Step(logp=logp, old_logp=0 * ones, advantages=column, mask=ones)
+    return bench.observe("update", observed(bench, step, evaluate(bench, **step)))
 
 
 def _updates(bench: Bench, steps: int, lr: float) -> list[float]:

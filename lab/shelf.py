@@ -88,6 +88,8 @@ class Shelf:
             name = f"{getattr(plugin, '__module__', '')}.{getattr(plugin, '__name__', '')}"
             plugin = SimpleNamespace(component=plugin)
         name = name or str(getattr(plugin, "__name__", type(plugin).__name__))
+        if plugin is None:
+            raise LabError("NoneType offers no component, recipe or task")
         found = [describe(f, name) for f in _marked(plugin)]
         self._register(plugin, name)
         try:

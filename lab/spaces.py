@@ -97,6 +97,11 @@ class Choice:
     def __init__(self, *options: Any) -> None:
         if len(options) < 2:
             raise LabError(f"Choice{options}: a choice needs at least two options")
+        for option in options:
+            if not isinstance(option, str | int | float | bool | None):
+                raise LabError(
+                    f"Choice{options}: {option!r} is no word, number, true, false or none"
+                )
         object.__setattr__(self, "options", options)
 
     def __contains__(self, x: object) -> bool:

@@ -7,6 +7,9 @@ import torch
 
 from lab.shelf import Shelf, installed
 
+# tensors are tiny here: a second thread only waits, and the suite may run in two processes
+torch.set_num_threads(1)
+
 
 @pytest.fixture(scope="session")
 def shelf() -> Shelf:
