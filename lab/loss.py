@@ -263,7 +263,8 @@ def _as_update_sees(bench: Bench, step: Step) -> Step:
     for name in ("advantages", "returns"):
         if name in step:
             x = step[name]
-            seen[name] = torch.where(step["mask"].bool(), x, torch.zeros_like(x))
+            # fixed for the batch: nothing trains its own weight or its own target
+            seen[name] = torch.where(step["mask"].bool(), x, torch.zeros_like(x)).detach()
     if bench.recipe.loop.anchor == "rollout":
         if "rollout_logp" not in step:
             raise LabError("loop.anchor = 'rollout' needs rollout_logp, which was not given")

@@ -147,7 +147,8 @@ def _complete_rewards(step: dict[str, Any]) -> None:
         total = masked_sum(step["token_rewards"], mask, 1)
         if "rewards" not in step:
             step["rewards"] = total
-        close = torch.isclose(total, step["rewards"], rtol=1e-4, atol=1e-6) | total.isnan()
+        close = torch.isclose(total, step["rewards"], rtol=1e-4, atol=1e-6, equal_nan=True)
+        close |= mask.sum(1) == 0  # a row without tokens has nowhere to put its reward
         if not bool(close.all()):
             row = int((~close).nonzero()[0])
             raise LabError(

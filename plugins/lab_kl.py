@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import torch
 from torch import Tensor
 
 from lab import Float, kl_loss, kl_reward, masked_mean, masked_sum
@@ -101,7 +102,8 @@ def in_loss(
             f"estimator={estimator!r} in the loss does not penalise without a live weight; "
             "take k2 or k3, or weight = 'live', or say allow_wrong = true"
         )
-    penalty = beta * _estimate(logp - ref_logp, estimator)
+    d = torch.where(mask.bool(), logp - ref_logp, torch.zeros_like(logp))
+    penalty = beta * _estimate(d, estimator)
     return penalty if weight == "none" else _ratio(logp, old_logp, mask, weight) * penalty
 
 

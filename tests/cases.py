@@ -32,7 +32,7 @@ PER_TOKEN = (
 
 
 def f64(*numbers: Any) -> Tensor:
-    """A float64 tensor: f64(1, 2) is [2], f64([1, 2]) is [1,2]."""
+    """A float64 tensor; numbers make one of [2], a list of two numbers one of [1,2]."""
     return torch.tensor(numbers, dtype=torch.float64)
 
 

@@ -170,6 +170,16 @@ def test_given_advantages_are_final() -> None:
         close(out.pull[ON], (RATIO * ADVANTAGES)[ON])
 
 
+def test_given_advantages_and_returns_come_back_as_they_were_seen_detached() -> None:
+    """What the surrogate saw has no graph: a logged advantage must not keep a network alive."""
+    live = {n: ADVANTAGES.clone().requires_grad_() for n in ("advantages", "returns")}
+    out = evaluate(
+        bench(**FULL), **given(**live, logp=given()["logp"].requires_grad_(), values=MASK)
+    )
+    assert not out.advantages.requires_grad
+    assert not out.returns.requires_grad
+
+
 def test_a_critics_targets_take_given_advantages_as_raw() -> None:
     """Target = A + V of the rollout, not of the live critic."""
     out = evaluate(bench(**FULL), **given(values=5 * MASK, old_values=0.5 * MASK))
