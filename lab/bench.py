@@ -89,15 +89,15 @@ class Bench:
         self._on_hook = wiring.by_hook([*self.bound, *own.values()])
         self._hooks = wiring.wire(self.bound, self.now)
         self._own_hooks = {s: wiring.wire([b, *around], self.now) for s, b in own.items()}
-        (surrogate,) = self.get("surrogate")
-        declared = surrogate.declares("bounds")
-        self.bounds: tuple[float | None, float | None] = declared or (None, None)
-        self.interval: tuple[float | None, float | None] = declared or interval
         checks.check_declarations(recipe, self.bound)
         with torch.inference_mode(False), torch.enable_grad():  # the probe looks for gradients
             probe.run(self.bound, own.values(), self._call, self.now)
             probe.run_observers(self.observers, self.now)
             checks.check_aggregation(recipe, self.bound, self._call)
+        (surrogate,) = self.get("surrogate")  # after the probe, which finds illegal parameters
+        declared = surrogate.declares("bounds")
+        self.bounds: tuple[float | None, float | None] = declared or (None, None)
+        self.interval: tuple[float | None, float | None] = declared or interval
 
     @property
     def has_critic(self) -> bool:
@@ -252,7 +252,10 @@ def _check_result(result: Tensor, hook: str, mask: Tensor, b: Bound) -> None:
     shape, letters = (mask.shape, "[B,T]") if kind == "PerToken" else (mask.shape[:1], "[B]")
     dtype = torch.bool if kind == "RowFlag" else mask.dtype
     if result.shape != shape:
-        raise LabError(f"{b.component} returned {list(result.shape)} where {letters} was due")
+        named = {mask.shape[0]: "B", mask.shape[1]: "T"} if mask.shape[0] != mask.shape[1] else {}
+        got = ",".join(named.get(n, str(n)) for n in result.shape)
+        hint = "; lab.spread(x, mask) makes [B,T] of [B]" if result.ndim == 1 else ""
+        raise LabError(f"{b.component} returned [{got}] where {letters} was due{hint}")
     if result.dtype != dtype:
         raise LabError(f"{b.component} returned {result.dtype} where {dtype} was due")
 

@@ -37,12 +37,22 @@ def check_declarations(recipe: Recipe, bound: Iterable[Bound]) -> None:
             "and loop.anchor = 'rollout' does so already; keep one"
         )
     for b in bound:
+        if b.options.get("when") == "before" and not _reads_rewards(bound):
+            raise LabError(
+                f"{b.component}: when = 'before' takes the cost off the rewards, "
+                "and the advantage names none; say when = 'after'"
+            )
         if b.options.get("when") == "before":
             for name, value in (("credit", "own"), ("centre", True)):
                 if b.options[name] == value:
                     raise LabError(
                         f"{b.component}: {name} = {value!r} goes with when = 'after' only"
                     )
+
+
+def _reads_rewards(bound: Iterable[Bound]) -> bool:
+    on_advantage = [b for b in bound if b.component.hook == "advantage"]
+    return any({"rewards", "token_rewards"} & set(b.component.inputs) for b in on_advantage)
 
 
 def check_aggregation(recipe: Recipe, bound: Iterable[Bound], call: Callable[..., Tensor]) -> None:

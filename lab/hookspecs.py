@@ -130,7 +130,8 @@ def ratio(logp: PerToken, old_logp: PerToken, mask: PerToken) -> PerToken:
     """The importance ratio of each token: [B,T].
 
     Called at each update when somebody names `ratio`. The gradient flows through `logp`;
-    `old_logp` is fixed for the batch. Example: `token`.
+    `old_logp` is fixed for the batch (where the loop says ``anchor = "rollout"``, every hook of the
+    update gets rollout_logp under this name). Example: `token`.
     """
 
 

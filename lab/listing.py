@@ -16,7 +16,7 @@ from lab.component import REQUIRED, Component
 from lab.errors import LabError
 from lab.hookspecs import SLOTS
 from lab.loss import pull_curve
-from lab.recipe import Loop, Recipe
+from lab.recipe import Recipe
 from lab.sanity import Stage
 from lab.shelf import Shelf
 
@@ -101,13 +101,15 @@ def recipe_text(bench: Bench) -> str:
         head.add_row(b.slot, f"{b.component.name}: {b.component.doc}")
         for name, value in {**b.values, **b.options}.items():
             constants.add_row("", f"{name} = {_value(value)}", _source(recipe, b, name))
+        if b.options.get("when") == "before" and not _reads_tokens(bench):
+            constants.add_row("", "", "the advantage reads the row's reward: the whole row pays")
         if b.component.hook == "kl_loss" and bench.get("kl_reward") and "beta" in b.values:
             constants.add_row("", f"2 beta = {2 * b.values['beta']:g}", "it stands on both hooks")
         parts += [head, *([constants] if constants.row_count else [])]
     loop = _columns(3)
     for name, value in recipe.loop.model_dump().items():
-        changed = value != getattr(Loop(), name)
-        why = recipe.source.get(f"loop.{name}", "the recipe" if changed else "the lab's default")
+        given = "given" if name in recipe.loop.model_fields_set else "the lab's default"
+        why = recipe.source.get(f"loop.{name}", given)
         loop.add_row("", f"{name} = {_value(value)}", why)
     low, high = (_value(x) for x in bench.interval)
     roles = [
@@ -118,7 +120,7 @@ def recipe_text(bench: Bench) -> str:
         "loop",
         loop,
         "",
-        f"a ratio counts as inside in [{low}, {high}]",
+        f"{'a' if bench.get('ratio') else 'the token'} ratio counts as inside in [{low}, {high}]",
         f"roles beside the policy: {', '.join(roles) or 'none'}",
         "",
         "pull of one token, by its ratio:",
@@ -181,8 +183,12 @@ def _source(recipe: Recipe, b: Bound, name: str) -> str:
     value = getattr(recipe, b.slot)
     uses = value if SLOTS[b.slot].many else (value,)
     if any(u is not None and u.name == b.component.name and name in u.settings for u in uses):
-        return "the recipe"
+        return "given"
     return "the slot's default" if name in b.options else "the component's default"
+
+
+def _reads_tokens(bench: Bench) -> bool:
+    return any("token_rewards" in b.component.inputs for b in bench.get("advantage"))
 
 
 def _doc(shelf: Shelf, name: str) -> str:
@@ -212,7 +218,7 @@ def _columns(number: int) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), expand=True)
     table.add_column(width=14)
     if number == 3:
-        table.add_column(width=20, no_wrap=True)
+        table.add_column(width=22, overflow="fold")
     table.add_column(ratio=1)
     return table
 

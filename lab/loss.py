@@ -2,13 +2,13 @@
 
 `lab.rollout.prepare` is the rollout's side. Here is the update's: `optimisation_batch` once per
 optimiser step, `objective` once per micro-batch, and `evaluate`, which does all of it for a batch
-at hand. Training, exact gradients, the portrait and the bridge all go through here.
+at hand. All that is built on the lab goes through here: there is no second objective.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ class Evaluation:
             extra), each with its term's shares. There is no critic term in it.
         advantages: as the surrogate saw them.
         returns: the critic's targets; None without a critic.
-        critic_loss: the critic's loss of each token; None without a critic.
+        critic_loss: the critic's loss of each token; None without a critic. Its scalar is
+            (share * critic_loss).sum(), which a loop adds with the weight ``loop.critic_coef``.
         ratio: the recipe's ratio, 1 off the mask; None where no component reads one.
         surrogate: the objective of each token, maximised.
         share: the recipe's share of each token.
@@ -46,6 +47,7 @@ class Evaluation:
         extra: the sum of the further losses; None where there is none.
         pull: the derivative of the summed surrogate by each logp.
         shares: term -> its shares: ``surrogate`` (which is `share`), ``kl``, ``extra``.
+        metrics: what the observers recorded.
     """
 
     loss: Tensor
@@ -59,6 +61,7 @@ class Evaluation:
     extra: Tensor | None
     pull: Tensor
     shares: Mapping[str, Tensor]
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def detached(self) -> Evaluation:
         """The same numbers without their graph."""
@@ -69,7 +72,8 @@ class Evaluation:
 def evaluate(
     recipe: str | Path | Mapping[str, Any] | recipes.Recipe | Bench,
     *,
-    plugins: Iterable[Plugin] = (),
+    plugins: Plugin | Iterable[Plugin] = (),
+    observers: Iterable[str] = (),
     shares: Tensor | Mapping[str, Tensor] | None = None,
     **tensors: Any,
 ) -> Evaluation:
@@ -78,6 +82,7 @@ def evaluate(
     Args:
         recipe: a name, a TOML file, a table, a Recipe, or a Bench (built once, quicker in a loop).
         plugins: files, modules or component functions beside the installed ones.
+        observers: names of observers whose numbers come back as `metrics` (a Bench brings its own).
         shares: replaces the recipe's shares, for one micro-batch of a larger one: a tensor [B,T]
             for all terms, or a mapping from term (surrogate, kl, extra) to tensor.
         tensors: inputs of the hooks by name, [B,T] or [B], in float32 or float64 throughout;
@@ -93,7 +98,9 @@ def evaluate(
         LabError: for a recipe or a tensor that is not valid, and for an input that a component
             names and nobody gave.
     """
-    bench = recipe if isinstance(recipe, Bench) else load(recipe, plugins=plugins)
+    bench = (
+        recipe if isinstance(recipe, Bench) else load(recipe, plugins=plugins, observers=observers)
+    )
     step = complete(tensors)
     if "advantages" not in step:
         step, table = optimisation_batch(bench, prepare(bench, step), shares)
@@ -101,24 +108,36 @@ def evaluate(
         if bench.has_critic and "returns" not in step and {"values", "old_values"} & step.keys():
             step["returns"] = bench.critic_target(with_rollout_values(step))
         table = shares_of(bench, step, shares)
-    return objective(bench, step, table)
+    out = objective(bench, step, table)
+    return replace(out, metrics=bench.observe("update", observed(bench, step, out)))
 
 
 def load(
-    recipe: str | Path | Mapping[str, Any] | recipes.Recipe, *, plugins: Iterable[Plugin] = ()
+    recipe: str | Path | Mapping[str, Any] | recipes.Recipe,
+    *,
+    plugins: Plugin | Iterable[Plugin] = (),
+    observers: Iterable[str] = (),
 ) -> Bench:
     """A recipe wired to its components: what `evaluate` builds, to be built once and used often.
 
     Args:
         recipe: a name, a TOML file (``FILE.toml`` or ``FILE.toml:NAME``), a table, or a Recipe.
         plugins: files, modules or component functions beside the installed ones.
+        observers: names of the observers that record.
 
     Raises:
         LabError: for anything that is wrong with the recipe or one of its components.
     """
-    plugins = list(plugins)
-    shelf = Shelf.installed(plugins) if plugins else shelves.installed()
-    return Bench(recipes.load(recipe, shelf), shelf)
+    if not isinstance(recipe, str | Path | Mapping | recipes.Recipe):
+        raise LabError(
+            f"recipe {recipe!r}: a name, a TOML file, a table, a Recipe or a Bench was due"
+        )
+    given: list[Plugin] = [plugins]
+    if isinstance(plugins, Iterable) and not isinstance(plugins, str | Path):
+        given = list(plugins)
+    shelf = Shelf.installed(given) if given else shelves.installed()
+    uses = [recipes.Use(name=name) for name in observers]
+    return Bench(recipes.load(recipe, shelf), shelf, uses)
 
 
 def optimisation_batch(
@@ -249,9 +268,12 @@ def observed(bench: Bench, step: Step, out: Evaluation) -> dict[str, Any]:
     """
     made = {n: x for n, x in vars(out).items() if n in OBSERVED and x is not None}
     seen: dict[str, Any] = {**step, **made, "interval": bench.interval, "bounds": bench.bounds}
-    if "ratio" not in seen and "old_logp" in step:
+    if {"values", "old_values"} & step.keys():
+        seen |= {n: x for n, x in _critic_view(step).items() if n in ("values", "old_values")}
+    anchor = "rollout_logp" if bench.recipe.loop.anchor == "rollout" else "old_logp"
+    if "ratio" not in seen and anchor in step:
         on = step["mask"].bool()
-        log_ratio = step["logp"].detach() - step["old_logp"]
+        log_ratio = step["logp"].detach() - seen[anchor]
         seen["ratio"] = torch.where(on, log_ratio, torch.zeros_like(log_ratio)).exp()
     return seen
 
@@ -305,7 +327,8 @@ def pull_curve(bench: Bench, ratios: Iterable[float], advantage: float) -> list[
     rows = max(b.declares("needs_group") for b in on_surrogate)
     ratio = torch.tensor(list(ratios), dtype=torch.float64)
     column = ratio.repeat_interleave(rows)[:, None]  # each ratio as a group of its own
-    old = torch.full_like(column, -1.0)
+    # low enough that no logp is above 0: a surrogate may read logp itself
+    old = torch.full_like(column, -1.0 - max(0.0, float(ratio.log().max())))
     step = complete(
         {
             "logp": old + column.log(),

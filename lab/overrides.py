@@ -27,7 +27,8 @@ def merge(spec: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> Sp
         if key not in _KEYS:
             raise LabError(
                 f"{where}: unknown slot {key!r}.{nearest(key, _KEYS)} "
-                f"A recipe has {', '.join(_KEYS)}"
+                f"A recipe has {', '.join(_KEYS)}; a parameter reads SLOT.NAME, "
+                "a setting of the loop loop.NAME"
             )
         if key in ("loop", "source"):
             if not isinstance(value, Mapping):

@@ -109,8 +109,10 @@ class Recipe(_Model):
             LabError: for an unknown or missing slot, an unknown key, a value of the wrong type.
         """
         merged = _flatten(dict(spec), name, shelf, ())
-        for one in sets:
+        for one in (sets := list(sets)):
             merged = merge(merged, parse_set(one), f"--set {one}")
+        if sets:
+            merged = _derived(merged, name, f"with {', '.join(sets)}")
         for slot, s in SLOTS.items():
             if s.required and not merged.get(slot):
                 raise LabError(f"recipe {name!r} has no {slot}")
@@ -238,7 +240,20 @@ def _flatten(spec: Spec, name: str, shelf: Shelf, seen: tuple[str, ...]) -> Spec
         below = _flatten(dict(base), name, shelf, seen)
     else:
         below = _flatten(dict(shelf.recipe(str(base))), str(base), shelf, (*seen, str(base)))
-    return merge(below, spec, f"recipe {name!r}")
+    merged = merge(below, spec, f"recipe {name!r}")
+    if "doc" in spec:
+        return merged
+    changed = [key for key in spec if key != "source"]
+    what = f"with its own {', '.join(changed)}" if changed else ""
+    own = dict(spec.get("source", {}))
+    merged = _derived(merged, base if isinstance(base, str) else "its base", what)
+    return {**merged, "source": {**merged.get("source", {}), **own}} if own else merged
+
+
+def _derived(spec: Spec, base: str, what: str) -> Spec:
+    """What is changed is no longer the base: neither its description nor its paper."""
+    source = {path: s for path, s in spec.get("source", {}).items() if path != "recipe"}
+    return {**spec, "doc": f"{base} {what}".strip(), "source": source}
 
 
 def _typed(key: str, value: Any) -> Any:

@@ -43,7 +43,7 @@ class Stage:
             math.isclose(g, w, rel_tol=0, abs_tol=tolerance)
             for g, w in zip(numbers, want, strict=True)
         )
-        self.lines.append(f"{what:<52} {_show(numbers)}")
+        self.lines.append(f"{what:<44} {_show(numbers)}")
         if not near:
             self.failures.append(f"{what}: got {_show(numbers)}, want {_show(want)}")
 
@@ -60,7 +60,7 @@ def bandit(stage: Stage, shelf: Shelf) -> None:
         stage.expect(f"P(good) = {p:g}: dJ/dz = +-p(1-p)", gradient, (p * (1 - p), -p * (1 - p)))
     logits = _logits(PI)
     objective = (logits.softmax(0) * torch.tensor(F, dtype=torch.float64)).sum()
-    stage.expect("three answers: J = .5 * 1 + .3 * 0 + .2 * .5", objective, (0.6,))
+    stage.expect("three: J = .5 * 1 + .3 * 0 + .2 * .5", objective, (0.6,))
     (enumerated,) = torch.autograd.grad(objective, logits)
     stage.expect("enumerated gradient pi (f - J)", enumerated, (0.2, -0.18, -0.02))
     stage.expect("E[grad log pi] = 0", _expected_gradient(shelf, PI, (1.0, 1.0, 1.0)), (0, 0, 0))
@@ -130,9 +130,7 @@ def frozen_batch(stage: Stage, shelf: Shelf) -> None:
     left = next((k + 1 for k, r in enumerate(ratios) if abs(r - 1) > 1e-9), 0)
     stage.expect("ratio at updates 1, 2, 3", ratios[:3], _by_hand(3))
     stage.expect("first update at which a ratio has left 1", left, (2,))
-    stage.expect(
-        "60 updates, clip .2: the ratio crosses 1.2 and stays", ratios[-1], _by_hand(60)[-1:]
-    )
+    stage.expect("60 updates: the ratio crosses 1.2 and stays", ratios[-1], _by_hand(60)[-1:])
 
 
 def clipping(stage: Stage, shelf: Shelf) -> None:
@@ -158,10 +156,10 @@ def clipping(stage: Stage, shelf: Shelf) -> None:
         )
         stage.expect(f"A = {a:+g}, r = {r:g}: objective", out.surrogate, (o,))
         stage.expect("    pull", out.pull, (p,))
-    for more, what in (((), "the four"), ((0.0,), "with a fifth at A = 0, counted apart")):
+    for more, what in (((), "the four"), ((0.0,), "and a fifth, A = 0")):
         rates = _rates(bench, (*advantages, *more), (*ratios, *(1.3 for _ in more)))
         stage.expect(
-            f"{what}: outside [.8, 1.2], flat", [rates["outside"], rates["flat"]], (1.0, 0.5)
+            f"{what}: shares outside [.8, 1.2], flat", [rates["outside"], rates["flat"]], (1.0, 0.5)
         )
 
 
@@ -185,15 +183,13 @@ def stop_gradient(stage: Stage, shelf: Shelf) -> None:
     (first,) = torch.autograd.grad(attached, x, create_graph=True)
     (second,) = torch.autograd.grad(first, x)
     want2 = (r * a * (1 + logp), r * a * (2 + logp))
-    stage.expect(
-        "r A log pi, no stop-gradient: slope, curvature", torch.stack([first, second]), want2
-    )
+    stage.expect("r A log pi, attached: slope, curvature", torch.stack([first, second]), want2)
     rows = ((2.0, 1.3), (2.0, 0.7), (-2.0, 0.7), (-2.0, 1.3))
     for floor, want4 in (("none", (2.4, 1.4, -1.4, -2.4)), (0.8, (2.4, 1.6, -1.6, -2.4))):
         spec = {"name": "cispo", "cap": 1.2, "floor": floor}
         bench = _bench(shelf, {**SCORE, "ratio": "token", "surrogate": spec})
         pulls = [float(_one(bench, _number(q).log(), _number(0.0), s).pull) for s, q in rows]
-        stage.expect(f"CISPO [{floor}, 1.2] on the four cases: pull", pulls, want4)
+        stage.expect(f"CISPO [{floor}, 1.2] on the four: pull", pulls, want4)
 
 
 #: In the order of the article's path; the titles are what a failure names.

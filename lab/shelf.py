@@ -257,7 +257,8 @@ def load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        # compiled here: a cached bytecode file would be taken for a file edited within its second
+        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
     except KeyboardInterrupt:
         raise
     except BaseException as e:

@@ -53,6 +53,7 @@ class Step(TypedDict, total=False):
 #: What the core makes itself; a person gives the others.
 MADE = ("ratio", "surrogate", "pull", "share", "kl", "extra", "interval", "bounds")
 GIVEN = tuple(name for name in KINDS if name not in MADE)
+AS_TENSOR = " (torch.as_tensor makes one)"
 _SIZES = {"PerToken": 2, "PerRow": 1, "RowId": 1, "RowFlag": 1}
 _FLOATS = (torch.float32, torch.float64)
 
@@ -75,10 +76,11 @@ def complete(given: Mapping[str, Any]) -> Step:
                 f"no input {name!r}.{nearest(name, GIVEN)} The inputs are {', '.join(GIVEN)}"
             )
     for due in ("logp", "mask"):
-        if not isinstance(tensors.get(due), Tensor):
-            raise LabError(
-                f"{due} [B,T] was not given; got {', '.join(sorted(tensors)) or 'nothing'}"
-            )
+        if due not in tensors:
+            got = ", ".join(sorted(tensors)) or "nothing"
+            raise LabError(f"{due} [B,T] was not given; got {got}")
+        if not isinstance(tensors[due], Tensor):
+            raise LabError(f"{due} is a {type(tensors[due]).__name__}; a tensor was due{AS_TENSOR}")
     logp = tensors["logp"]
     if logp.ndim != 2 or logp.dtype not in _FLOATS or not logp.shape[1]:
         raise LabError(f"logp is {_what(logp)}; [B,T] in float32 or float64 was due, T at least 1")
@@ -100,7 +102,7 @@ def _checked(name: str, x: Any, logp: Tensor) -> Any:
             raise LabError(f"{name} = {x!r}; a whole number of tokens, at least 1, was due")
         return x
     if not isinstance(x, Tensor):
-        raise LabError(f"{name} is a {type(x).__name__}; a tensor was due")
+        raise LabError(f"{name} is a {type(x).__name__}; a tensor was due{AS_TENSOR}")
     shape = logp.shape[: _SIZES[kind]]
     if x.shape != shape:
         letters = "[B,T]" if kind == "PerToken" else "[B]"
@@ -114,7 +116,9 @@ def _checked(name: str, x: Any, logp: Tensor) -> Any:
             )
         return x.bool() if kind == "RowFlag" else x.long()
     if x.is_floating_point() and x.dtype != logp.dtype:
-        raise LabError(f"{name} is {_what(x)} and logp {logp.dtype}; one precision was due")
+        raise LabError(
+            f"{name} is {_what(x)} and logp {_what(logp)}; one precision was due (x.to(logp.dtype))"
+        )
     return x if x.is_floating_point() else x.to(logp.dtype)
 
 

@@ -174,7 +174,11 @@ def ppo_clip(
 def dual_clip(
     advantages: Tensor, *, c: Annotated[float, Float(1.5, 10.0)] = 3.0
 ) -> Generator[None, Tensor, Tensor]:
-    """For A < 0: max(objective, c A), so a large ratio stops pulling (1912.09729 eq. 5)."""
+    """For A < 0: max(objective, c A), so a large ratio stops pulling (1912.09729 eq. 5).
+
+    For objectives of the form w(r) A. Around A log p (cispo, reinforce) it never acts: with A < 0
+    and log p <= 0 the objective lies above c A.
+    """
     if not c > 1:
         raise ValueError(f"c={c}; it bounds the ratio from above, so it lies above 1")
     gain = yield

@@ -242,3 +242,17 @@ def test_the_interval_is_the_declared_one_or_the_comparisons(
 def test_every_installed_recipe_builds(shelf: Shelf) -> None:
     for name in shelf.names("recipes"):
         assert Bench(load(name, shelf), shelf).recipe.name == name
+
+
+def test_a_cost_before_an_advantage_that_reads_no_rewards_is_refused() -> None:
+    """It would be listed, and cost nothing."""
+
+    @advantage
+    def blind(old_logp: Tensor) -> Tensor:
+        """One everywhere."""
+        return torch.ones_like(old_logp)
+
+    shelf = Shelf.installed([blind])
+    with pytest.raises(LabError, match=r"when = 'before' takes the cost off the rewards"):
+        bench(shelf, advantage="blind", kl="in_reward")
+    assert bench(shelf, advantage="blind", kl={"name": "in_reward", "when": "after"})

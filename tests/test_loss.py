@@ -59,14 +59,25 @@ def test_the_fields_of_a_result() -> None:
     names = [f.name for f in fields(Evaluation)]
     assert names == [
         *("loss", "advantages", "returns", "critic_loss", "ratio", "surrogate", "share", "kl"),
-        *("extra", "pull", "shares"),
+        *("extra", "pull", "shares", "metrics"),
     ]
     out = evaluate(bench(**FULL), **given(values=0 * MASK))
     assert {n: x.shape for n, x in tensors(out).items()} == {
-        n: (() if n == "loss" else MASK.shape) for n in names if n != "shares"
+        n: (() if n == "loss" else MASK.shape) for n in names if n not in ("shares", "metrics")
     }
     assert out.shares.keys() == {"surrogate", "kl", "extra"}
     assert torch.equal(out.shares["surrogate"], out.share)
+
+
+def test_observers_record_when_they_are_asked_for() -> None:
+    """Kills: metrics of nobody, and an observer that is never called."""
+    plain = evaluate("cispo", **given())
+    out = evaluate("cispo", observers=["weights"], **given())
+    assert plain.metrics == {}
+    assert out.metrics["ratio_max"] == pytest.approx(float(RATIO[ON].max()), rel=1e-12)
+    assert out.metrics["ratio_mean"] == pytest.approx(float(RATIO[ON].mean()), rel=1e-12)
+    with pytest.raises(LabError, match=r"no observe 'wieghts'\. Did you mean 'weights'\?"):
+        evaluate("cispo", observers=["wieghts"], **given())
 
 
 def test_what_a_recipe_has_not_is_none() -> None:
@@ -375,3 +386,22 @@ def test_a_row_without_a_token_changes_nothing_for_the_others() -> None:
     three = given(advantages=None, entropy=None, rewards=f64(1, 2))
     empty = {n: torch.cat([x, 0 * x[:1]]) for n, x in three.items() if x is not None}
     close(evaluate(b, **empty).share[:2], evaluate(b, **three).share)
+
+
+# --- the weight curve ----------------------------------------------------------------------------
+
+
+def test_the_pull_curve_shows_tokens_that_could_be_sampled() -> None:
+    """A log-probability above 0 shows pulls that no token has: dual_clip around A log p, which
+    never acts (A < 0 and log p <= 0 lie above c A), would seem to stop CISPO at ratio 6.
+    """
+
+    @lab.surrogate
+    def probability(logp: Tensor, advantages: Tensor) -> Tensor:
+        """A log p where log p is one, and elsewhere a slope that would show."""
+        return torch.where(logp <= 0, logp, -5 * logp) * advantages
+
+    b = bench(probability, surrogate="probability", ratio="none")
+    assert pull_curve(b, (0.5, 1.0, 6.0, 30.0), 1.0) == [1, 1, 1, 1]
+    b = bench(surrogate={"name": "cispo", "cap": 4.0}, wrap=["dual_clip"])
+    assert pull_curve(b, (0.5, 6.0), -1.0) == pytest.approx([-0.5, -4.0])

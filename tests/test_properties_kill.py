@@ -89,9 +89,9 @@ def test_p2_finds_a_core_that_does_not_detach(name: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("name", "hook", "leak"),
     [
-        ("ppo_unclipped", "surrogate", "advantages"),
+        ("token", "ratio", "old_logp"),
         ("in_loss", "kl_loss", "ref_logp"),
-        ("squared", "critic_loss", "returns"),
+        ("clipped", "critic_loss", "old_values"),
     ],
 )
 def test_p2_finds_one_live_input_too_many(

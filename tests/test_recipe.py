@@ -322,7 +322,10 @@ def test_a_changed_number_loses_its_source_and_no_other_does(
 ) -> None:
     """A table that shows `eps_low = .4, section 1` ascribes to a paper what it never said."""
     recipe = Recipe.of(SOURCED, "mine", shelf, [one])
-    assert set(SOURCED["source"]) - set(recipe.source) == gone  # type: ignore[call-overload]
+    lost = set(SOURCED["source"]) - set(recipe.source)  # type: ignore[call-overload]
+    assert lost - {"recipe"} == gone
+    assert recipe.source.get("recipe") is None  # the whole is no longer the paper's either
+    assert one in recipe.doc
 
 
 def test_a_change_may_bring_its_own_source(shelf: Shelf) -> None:

@@ -94,7 +94,7 @@ def test_a_base_may_stand_in_the_same_file(tmp_path: Path, shelf: Shelf) -> None
     assert second.surrogate.spec() == {"name": "cispo", "cap": 4.0}
     assert second.loop.lr == 1e-3  # the first's, over grpo's
     assert second.kl == load("grpo", shelf).kl
-    assert second.doc == "The first."
+    assert second.doc == "its base with its own surrogate, wrap"  # not the base's own words
     assert [u.spec() for u in second.wrap] == [{"name": "token_tis"}, {"name": "dual_clip", "c": 2}]
 
 

@@ -87,7 +87,7 @@ ALSO = [
 
 def protocol(stage: sanity.Stage) -> list[str]:
     """The numbers of each line, as printed."""
-    return [" ".join(line[52:].split()) for line in stage.lines]
+    return [" ".join(line[44:].split()) for line in stage.lines]
 
 
 def run(shelf: Shelf, name: str) -> sanity.Stage:

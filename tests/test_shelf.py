@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
 from pathlib import Path
@@ -356,3 +357,11 @@ def test_what_is_no_python_file_is_refused(tmp_path: Path, name: str) -> None:
     write(tmp_path, "x = 1", "notes.txt")
     with pytest.raises(LabError, match=rf"--plugin .*{name}: no such Python file"):
         load_file(tmp_path / name)
+
+
+def test_a_file_edited_within_its_second_is_read_anew(tmp_path: Path) -> None:
+    """Same name, size and second: Python's cached bytecode would be the old component."""
+    for letter in "ab":
+        file = write(tmp_path, COMPONENT.format(hook="ratio", name=f"of_{letter}"))
+        os.utime(file, (1e9, 1e9))
+        assert [c.name for c in Shelf([file])] == [f"of_{letter}"]

@@ -260,8 +260,8 @@ def test_a_wrong_shape_is_refused(name: str, bad: Tensor, what: str) -> None:
 def test_one_precision_throughout(name: str) -> None:
     """float32 beside float64 would be promoted without a word."""
     x = (f64(1, 1, 1) if name in ("rewards", "bootstrap") else MASK).float()
-    shape = list(x.shape)
-    refused(f"{name} is float32 {shape} and logp torch.float64; one precision was due", **{name: x})
+    line = f"{name} is float32 {list(x.shape)} and logp float64 [3, 3]; one precision was due"
+    refused(f"{line} (x.to(logp.dtype))", **{name: x})
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,9 @@ def test_ids_are_whole_and_flags_are_flags(name: str, bad: Tensor, what: str) ->
 
 
 def test_a_tensor_is_a_tensor() -> None:
-    refused("rewards is a list; a tensor was due", rewards=[1.0, 0.0, 1.0])
+    line = "is a list; a tensor was due (torch.as_tensor makes one)"
+    refused(f"rewards {line}", rewards=[1.0, 0.0, 1.0])
+    refused(f"mask {line}", mask=[[1.0, 0.0, 1.0]] * 3)  # given, so not "not given"
 
 
 @pytest.mark.parametrize("bad", [0, -1, 8.0, True, "8"])
