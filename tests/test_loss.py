@@ -15,7 +15,7 @@ from torch import Tensor
 
 import lab
 from lab import LabError, evaluate
-from lab.loss import Evaluation, pull_curve
+from lab.loss import Evaluation
 from lab.recipe import Recipe
 from lab.shelf import Shelf
 
@@ -386,22 +386,3 @@ def test_a_row_without_a_token_changes_nothing_for_the_others() -> None:
     three = given(advantages=None, entropy=None, rewards=f64(1, 2))
     empty = {n: torch.cat([x, 0 * x[:1]]) for n, x in three.items() if x is not None}
     close(evaluate(b, **empty).share[:2], evaluate(b, **three).share)
-
-
-# --- the weight curve ----------------------------------------------------------------------------
-
-
-def test_the_pull_curve_shows_tokens_that_could_be_sampled() -> None:
-    """A log-probability above 0 shows pulls that no token has: dual_clip around A log p, which
-    never acts (A < 0 and log p <= 0 lie above c A), would seem to stop CISPO at ratio 6.
-    """
-
-    @lab.surrogate
-    def probability(logp: Tensor, advantages: Tensor) -> Tensor:
-        """A log p where log p is one, and elsewhere a slope that would show."""
-        return torch.where(logp <= 0, logp, -5 * logp) * advantages
-
-    b = bench(probability, surrogate="probability", ratio="none")
-    assert pull_curve(b, (0.5, 1.0, 6.0, 30.0), 1.0) == [1, 1, 1, 1]
-    b = bench(surrogate={"name": "cispo", "cap": 4.0}, wrap=["dual_clip"])
-    assert pull_curve(b, (0.5, 6.0), -1.0) == pytest.approx([-0.5, -4.0])
