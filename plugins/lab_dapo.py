@@ -12,7 +12,7 @@ from lab import Float, StopReason, keep, recipes, shape_reward
 
 @keep
 def zero_variance(rewards: Tensor, group: Tensor) -> Tensor:
-    """Keep the groups whose raw rewards differ; others have no advantage (2503.14476 eq. 11)."""
+    """Keep the groups whose raw rewards differ; others teach nothing (2503.14476 eq. 11)."""
     same = group[:, None] == group[None, :]
     differs = rewards[:, None] != rewards[None, :]
     return (same & differs).any(1)
@@ -20,7 +20,11 @@ def zero_variance(rewards: Tensor, group: Tensor) -> Tensor:
 
 @keep
 def overlong(truncated: Tensor) -> Tensor:
-    """Drop the rows that were cut at the length limit (DAPO 2503.14476 section 3.4)."""
+    """Drop the rows that were cut at the length limit (DAPO 2503.14476 section 3.4).
+
+    It may leave one row of a group: with a group advantage say ``stats = "all"``, or
+    ``singleton = "zero"`` there.
+    """
     return ~truncated
 
 
@@ -45,8 +49,8 @@ def soft_overlong(
         raise ValueError(f"length={length}; a number of tokens, at least 1, or none")
     if not 0 < stretch <= limit:
         raise ValueError(f"cache={cache}; it is positive and at most the limit of {limit} tokens")
-    over = lengths.to(rewards.dtype) - (limit - stretch)
-    return rewards - (over / stretch).clamp(0, 1)
+    # counted from the limit, so that it is exactly 1 there: the group's std would divide a residue
+    return rewards - ((lengths.to(rewards.dtype) - limit) / stretch + 1).clamp(0, 1)
 
 
 @shape_reward

@@ -92,6 +92,8 @@ def batch_std(
 ) -> Tensor:
     """A / (std over the rows of the row's mean advantage + eps), no shift.
 
+    For centred advantages: without a baseline equal rewards have no std, and are divided by eps.
+
     The scale of TRL's ``scale_rewards="batch"``, taken of the advantages instead of the rewards.
     """
     row = masked_mean(advantages, mask, 1)
@@ -105,6 +107,7 @@ _R1_BETA = ".001: DeepSeek-R1 as TRL's documentation reports it, and verl's defa
 _VERL = "verl's default; 2402.03300 gives none"
 
 
+_FRESH = "1: without a ratio only a fresh rollout is unbiased"
 _PPO = "1707.06347 section 6.1, table 1"
 _CLIP = {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2}
 _CLIP_SOURCE = {"surrogate.eps_low": _PPO, "surrogate.eps_high": _PPO}
@@ -125,8 +128,7 @@ def named() -> Mapping[str, Mapping[str, Any]]:
                 "recipe": "2402.03300 eqs. 3-4",
                 "advantage.baseline": "2402.03300 section 4.1.2",
                 "advantage.scale": "2402.03300 section 4.1.2",
-                "advantage.ddof": _VERL,
-                "advantage.eps": _VERL,
+                **dict.fromkeys(("advantage.ddof", "advantage.eps"), _VERL),
                 **_CLIP_SOURCE,
                 "kl.estimator": "2402.03300 eq. 4",
                 "kl.beta": _R1_BETA,
@@ -159,13 +161,15 @@ def named() -> Mapping[str, Mapping[str, Any]]:
                 "credit": "sequence",
                 "when": "before",
             },
-            "loop": {"group_size": 4},
+            "loop": {"group_size": 4, "epochs": 1, "minibatches": 1},
             "source": {
                 "recipe": "2402.14740 section 2.3",
                 "kl.estimator": "2402.14740 eq. 3",
                 "kl.beta": "2402.14740 appendix C, training details",
                 "kl.credit": "2402.14740: the whole response is one action",
                 "kl.when": "2402.14740: the penalty is part of the reward",
+                "loop.epochs": _FRESH,
+                "loop.minibatches": _FRESH,
                 "loop.group_size": "2402.14740 tries k = 2 and 4",
             },
         },

@@ -1,8 +1,9 @@
 """Where the pull towards the reference enters, and by which estimator.
 
-d = logp - ref_logp. What an estimator's value means and what its gradient does are two things:
-as a loss, k1 has expected gradient 0, k2 that of KL(pi || ref), k3 that of KL(ref || pi); in the
-reward, only k1 gives the gradient of KL(pi || ref) (Schulman 2020, "Approximating KL divergence",
+d = logp - ref_logp. What an estimator's value means and what its gradient does are two things. On
+fresh samples, per token with the visited states held: as a loss, k1 has expected gradient 0, k2
+that of KL(pi || ref), k3 that of KL(ref || pi); in the reward, only k1 gives the gradient of
+KL(pi || ref) (Schulman 2020, "Approximating KL divergence",
 for the values). Forms that do not penalise are refused unless the recipe says ``allow_wrong``.
 """
 
@@ -54,8 +55,8 @@ def _check_beta(beta: float) -> None:
 def _check_reward(estimator: str, allow_wrong: bool) -> None:
     if estimator != "k1" and not allow_wrong:
         raise ValueError(
-            f"estimator={estimator!r} in the reward has not the gradient of KL(pi || ref); "
-            "take k1, or say allow_wrong = true"
+            f"estimator={estimator!r} in the reward; take k1, whose gradient there is that of "
+            "KL(pi || ref), or say allow_wrong = true"
         )
 
 
@@ -71,7 +72,9 @@ def in_reward(
     """beta k(old || ref) of each token, taken off the reward and frozen with the rollout.
 
     Ziegler et al. 1909.08593 section 2. With k1 and credit `to_go` or `sequence` its expected
-    gradient is that of KL(pi || ref), visited states included. Beta .05 as in TRL's PPO and RLOO.
+    gradient is that of KL(pi || ref), visited states included, where the advantage is not scaled
+    and shares do not depend on length. Under a std of the group (``before``) the cost is scaled
+    too: where all rewards are equal beta drops out. Beta .05 as in TRL's PPO and RLOO.
     """
     _check_beta(beta)
     _check_reward(estimator, allow_wrong)
@@ -93,14 +96,17 @@ def in_loss(
     """beta k(pi || ref) of each token, a penalty beside the surrogate (GRPO 2402.03300 eq. 4).
 
     `weight` multiplies it by the token's ratio, live or detached, or the row's live geometric mean.
-    Plain k3 pulls by the gradient of KL(ref || pi); for KL(pi || ref) on samples of an older policy
-    take k1 or k3 with ``live`` or k2 with ``detached``. Beta .001: verl; DeepSeek-R1 in TRL's docs.
+    Per token, the visited states held: on fresh samples plain k3 pulls by the gradient of
+    KL(ref || pi); for KL(pi || ref) on samples of an older policy take k1 or k3 with ``live`` or k2
+    with ``detached``. Beta .001: verl; DeepSeek-R1 in TRL's docs.
     """
     _check_beta(beta)
-    if estimator in ("k1", "abs") and weight not in ("live", "live_sequence") and not allow_wrong:
+    weighted = weight in ("live", "live_sequence")
+    if estimator in ("k1", "abs") and not weighted and not allow_wrong:
         raise ValueError(
-            f"estimator={estimator!r} in the loss does not penalise without a live weight; "
-            "take k2 or k3, or weight = 'live', or say allow_wrong = true"
+            f"estimator={estimator!r} in the loss without a live weight: k1 does not penalise, "
+            "abs does not fade near the reference; take k2 or k3, or weight = 'live', "
+            "or say allow_wrong = true"
         )
     d = torch.where(mask.bool(), logp - ref_logp, torch.zeros_like(logp))
     penalty = beta * _estimate(d, estimator)
@@ -111,7 +117,8 @@ def in_loss(
 def both_reward(old_logp: Tensor, ref_logp: Tensor, *, beta: Beta = 0.05) -> Tensor:
     """beta k1 in the reward and beta k2 in the loss: the penalty twice, 2 beta in all.
 
-    On fresh samples both halves have the gradient of KL(pi || ref).
+    On fresh samples the reward half has the gradient of KL(pi || ref), the loss half that of each
+    token with the visited states held: the same for rows of one token.
     """
     _check_beta(beta)
     return beta * _estimate(old_logp - ref_logp, "k1")
@@ -144,7 +151,7 @@ def control(
     if not math.isfinite(kl):
         raise ValueError(f"the KL is {kl}: the run has diverged")
     error = min(0.2, max(-0.2, kl / target - 1))
-    return {"beta": memory.get("beta", beta) * (1 + error * rows / horizon)}
+    return {"beta": memory.get("beta", beta) * max(0.0, 1 + error * rows / horizon)}
 
 
 def _check_control(target: float, horizon: float) -> None:

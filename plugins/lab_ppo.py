@@ -85,7 +85,7 @@ def whiten(
 
 @critic_target
 def raw_plus_values(values: Tensor, advantages: Tensor) -> Tensor:
-    """Raw advantage plus the rollout's value: the lambda-return (1506.02438, footnote 2)."""
+    """Raw advantage plus rollout value: with gae the lambda-return (1506.02438, footnote 2)."""
     return advantages + values
 
 

@@ -36,8 +36,11 @@ def named() -> Mapping[str, Mapping[str, Any]]:
             "ratio": "none",
             "surrogate": "reinforce",
             "aggregate": "sequence_sum",
+            "loop": {"epochs": 1, "minibatches": 1},
             "source": {
                 "recipe": "Williams 1992 section 5 (episodic REINFORCE), baseline 0",
+                "loop.epochs": "1: without a ratio only a fresh rollout is unbiased",
+                "loop.minibatches": "1: without a ratio only a fresh rollout is unbiased",
                 "advantage.gamma": "1: the outcome's return is not discounted over tokens",
             },
         },

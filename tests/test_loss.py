@@ -15,7 +15,7 @@ from torch import Tensor
 
 import lab
 from lab import LabError, evaluate
-from lab.loss import Evaluation
+from lab.loss import Evaluation, pull_curve
 from lab.recipe import Recipe
 from lab.shelf import Shelf
 

@@ -124,6 +124,8 @@ def test_ppo_trains_its_critic_as_published(shelf: Shelf) -> None:
     ppo = load("ppo", shelf)
     assert (ppo.loop.epochs, ppo.loop.critic_coef) == (4, 0.1)
     assert load("rloo", shelf).loop.group_size == 4
+    for name in ("reinforce", "rloo"):  # no ratio, so a second update would be biased
+        assert (load(name, shelf).loop.epochs, load(name, shelf).loop.minibatches) == (1, 1)
 
 
 @pytest.mark.parametrize(
