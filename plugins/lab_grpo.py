@@ -107,6 +107,7 @@ _R1_BETA = ".001: DeepSeek-R1 as TRL's documentation reports it, and verl's defa
 _VERL = "verl's default; 2402.03300 gives none"
 
 
+_WHOLE_ROW = {"credit": "sequence", "when": "before"}
 _FRESH = "1: without a ratio only a fresh rollout is unbiased"
 _PPO = "1707.06347 section 6.1, table 1"
 _CLIP = {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2}
@@ -154,13 +155,7 @@ def named() -> Mapping[str, Mapping[str, Any]]:
             "ratio": "none",
             "surrogate": "reinforce",
             "aggregate": "sequence_sum",
-            "kl": {
-                "name": "in_reward",
-                "estimator": "k1",
-                "beta": 0.03,
-                "credit": "sequence",
-                "when": "before",
-            },
+            "kl": {"name": "in_reward", "estimator": "k1", "beta": 0.03, **_WHOLE_ROW},
             "loop": {"group_size": 4, "epochs": 1, "minibatches": 1},
             "source": {
                 "recipe": "2402.14740 section 2.3",
