@@ -36,14 +36,6 @@ def check_declarations(recipe: Recipe, bound: Iterable[Bound]) -> None:
             f"{correcting[0].component} corrects for the sampler, "
             "and loop.anchor = 'rollout' does so already; keep one"
         )
-    options = [b.options for b in bound]
-    if any(o.get("stats") == "all" for o in options) and any(
-        o.get("per") == "minibatch" for o in options
-    ):
-        raise LabError(
-            "filter: stats = 'all' goes with normalize per = 'rollout' only: "
-            "a minibatch has no refused rows"
-        )
     for b in bound:
         if b.options.get("when") == "before" and not _reads_rewards(bound):
             raise LabError(

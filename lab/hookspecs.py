@@ -275,7 +275,12 @@ class Slot:
 
 OPTIONS: Mapping[str, tuple[Option, ...]] = {
     "keep": (
-        Option("stats", Literal["kept", "all"], "kept", "rows that advantage and normalize see"),
+        Option(
+            "stats",
+            Literal["kept", "all"],
+            "kept",
+            "rows that advantage, and normalize per rollout, see",
+        ),
         Option(
             "mode",
             Literal["renormalise", "drop"],
