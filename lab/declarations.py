@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -95,5 +96,5 @@ def _is_interval(value: Any) -> bool:
     if not isinstance(value, tuple) or len(value) != 2:
         return False
     low, high = value
-    numbers = all(x is None or (isinstance(x, int | float) and x == x) for x in value)  # noqa: PLR0124
+    numbers = all(x is None or (isinstance(x, int | float) and not math.isnan(x)) for x in value)
     return numbers and (low is None or high is None or low <= high)

@@ -192,14 +192,14 @@ class _Wrong(torch.autograd.Function):
         return x**2
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]  # torch: *grads
         return grad * ctx.saved_tensors[0]  # 2 x is due
 
 
 @lab.kl_loss
 def backward_by_hand(logp: Tensor, ref_logp: Tensor) -> Tensor:
     """A factor 2 lost in a backward pass."""
-    return _Wrong.apply(logp - ref_logp)  # type: ignore[no-any-return]
+    return _Wrong.apply(logp - ref_logp)  # type: ignore[no-any-return]  # untyped in torch
 
 
 @lab.ratio

@@ -31,7 +31,7 @@ def refused(result: tuple[int, str, str]) -> str:
 
 
 @pytest.mark.parametrize("file", PLUGIN_MISTAKES)
-def test_a_plugin_file_that_cannot_be_used(lab: Any, file: str) -> None:  # noqa: F811
+def test_a_plugin_file_that_cannot_be_used(lab: Any, file: str) -> None:  # noqa: F811  # the fixture
     assert PLUGIN_MISTAKES[file] in refused(lab("plugins", "--plugin", file))
 
 
@@ -39,12 +39,12 @@ def test_a_plugin_file_that_cannot_be_used(lab: Any, file: str) -> None:  # noqa
 @pytest.mark.parametrize(
     "command", [["plugins", "--json"], ["recipes"], ["recipes", "ppo"], ["sanity"]], ids=" ".join
 )
-def test_every_command_refuses_it(lab: Any, command: list[str], file: str) -> None:  # noqa: F811
+def test_every_command_refuses_it(lab: Any, command: list[str], file: str) -> None:  # noqa: F811  # the fixture
     """The option is read by each of them, before anything is printed."""
     assert PLUGIN_MISTAKES[file] in refused(lab(*command, "--plugin", file))
 
 
-def test_a_good_file_beside_a_bad_one_does_not_hide_it(lab: Any) -> None:  # noqa: F811
+def test_a_good_file_beside_a_bad_one_does_not_hide_it(lab: Any) -> None:  # noqa: F811  # the fixture
     line = refused(lab("plugins", "--plugin", "idea.py", "--plugin", "syntax.py"))
     assert "syntax.py: SyntaxError" in line
     line = refused(lab("plugins", "--plugin", "idea.py", "--plugin", "idea.py"))
@@ -104,7 +104,7 @@ def test_a_mistake_is_no_json(lab: Any, arguments: list[str]) -> None:  # noqa: 
     assert refused(lab("recipes", *arguments, "--json")) == refused(lab("recipes", *arguments))
 
 
-def test_a_stage_that_is_not_there(lab: Any) -> None:  # noqa: F811
+def test_a_stage_that_is_not_there(lab: Any) -> None:  # noqa: F811  # the fixture
     line = refused(lab("sanity", "bandt"))
     assert line.startswith(
         "no stage 'bandt'. Did you mean 'bandit'? They are bandit, baseline, seq"
