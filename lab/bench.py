@@ -100,6 +100,16 @@ class Bench:
         self.interval: tuple[float | None, float | None] = declared or interval
 
     @property
+    def everything(self) -> list[Bound]:
+        """Every component of the run: the recipe's, aggregates of single slots, observers."""
+        return [*self.bound, *self._own.values(), *self.observers]
+
+    @property
+    def named(self) -> frozenset[str]:
+        """Every input that a component or an observer names: what there is to compute."""
+        return self.needs | {n for b in self.observers for n in b.component.inputs}
+
+    @property
     def has_critic(self) -> bool:
         """A critic exists exactly when a component names ``values``."""
         return "values" in self.needs
@@ -107,8 +117,7 @@ class Bench:
     @property
     def has_reference(self) -> bool:
         """A reference model exists when a component or a chosen observer names ``ref_logp``."""
-        observed = {n for b in self.observers for n in b.component.inputs}
-        return "ref_logp" in self.needs | observed
+        return "ref_logp" in self.named
 
     def get(self, hook: str) -> list[Bound]:
         """What the recipe puts on a hook, without the wrappers."""

@@ -51,6 +51,12 @@ class Loop(_Model):
     temperature: Annotated[float, Field(gt=0)] = Field(
         default=1.0, description="sampling temperature"
     )
+    top_k: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="sample from the k likeliest tokens; 0: all"
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0, description="sample from the likeliest tokens of this mass; 1: all"
+    )
     lr: Annotated[float, Field(gt=0)] = Field(default=1e-4, description="learning rate")
     optimizer: Literal["adamw", "sgd"] = Field(
         default="adamw", description="sgd shows gradient scale"
@@ -69,6 +75,9 @@ class Loop(_Model):
     )
     critic_coef: Annotated[float, Field(ge=0)] = Field(
         default=0.5, description="weight of the critic's loss"
+    )
+    critic: Literal["own", "shared"] = Field(
+        default="own", description="a backbone of its own, or the policy's"
     )
 
 

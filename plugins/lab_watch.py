@@ -70,6 +70,26 @@ def kl_old(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Mapping[str, float]:
 
 
 @observe
+def kl_ref(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Mapping[str, float]:
+    """Mean per token of two estimates of KL(pi || ref), from the rollout's samples.
+
+    With d = logp - ref_logp: ``kl_ref_k1`` d, ``kl_ref_k3`` e^-d - 1 + d. The samples are the old
+    policy's: exact in expectation for a fresh rollout only.
+    """
+    d = logp - ref_logp
+    return {
+        "kl_ref_k1": float(masked_mean(d, mask)),
+        "kl_ref_k3": float(masked_mean((-d).expm1() + d, mask)),
+    }
+
+
+@observe
+def entropy(entropy: Tensor, mask: Tensor) -> Mapping[str, float]:
+    """Mean per token of the policy's entropy in nats, over the whole vocabulary: ``entropy``."""
+    return {"entropy": float(masked_mean(entropy, mask))}
+
+
+@observe
 def weights(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Mapping[str, float]:
     """The raw token ratios: mean, extremes, effective sample size as a share of the tokens.
 

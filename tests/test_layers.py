@@ -20,7 +20,7 @@ LAB, PLUGINS, TESTS = ROOT / "lab", ROOT / "plugins", ROOT / "tests"
 #: A module imports only from modules that stand above it. Names that have no file yet hold the
 #: place that the design gives them; a package (`execute`) is one place.
 ORDER = (
-    *("errors", "hookspecs", "spaces", "hooks", "records", "stats", "tools"),
+    *("errors", "hookspecs", "spaces", "hooks", "records", "stats", "power", "verdict", "tools"),
     *(
         "declarations",
         "component",
@@ -34,14 +34,16 @@ ORDER = (
         "checks",
         "bench",
     ),
-    *("tables", "plots", "report", "tokens", "rollout", "loss", "policy", "tasks", "testing"),
-    *("train", "exact", "gradients", "study", "execute", "bridge", "sanity", "listing", "cli"),
+    *("results", "tables", "plots", "report", "tokens", "text", "rollout", "loss", "policy"),
+    *("task", "streams", "settings", "identity", "testing"),
+    *("roles", "collect", "heldout", "update", "warm", "checkpoint", "train"),
+    *("exact", "gradients", "execute", "study", "bridge", "sanity", "listing", "cli"),
 )
 #: Third-party modules that are imported in one place only.
 HOME = {"transformers": "policy", "optuna": "study", "trl": "bridge", "typer": "cli"}
 #: What may never reach these: a report is read where no torch is installed.
 NO_TORCH = ("errors", "hookspecs", "spaces", "hooks", "component", "shelf", "recipe", "records")
-NO_TORCH += ("stats", "tables", "plots", "report", "cli")  # type: ignore[assignment]
+NO_TORCH += ("stats", "power", "verdict", "results", "tables", "plots", "report", "cli")  # type: ignore[assignment]
 HEAVY = ("torch", "transformers", "optuna", "pandas", "pydantic", "trl", "scipy", "seaborn")
 
 

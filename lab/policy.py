@@ -1,0 +1,396 @@
+"""Models: load, sample, score; the only place for transformers.
+
+Dropout stays off throughout (the model is in eval mode also when it trains): with it the ratio of
+a fresh token would not be 1. Weights are float32.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab import tokens
+from lab.errors import LabError, nearest
+from lab.text import Characters, Pretrained, Tokenizer
+from lab.tokens import Sampling
+
+#: Llama-architecture models with one token a character. Width, layers, heads, feed-forward width.
+PRESETS: Mapping[str, tuple[int, int, int, int]] = {
+    "nano": (64, 2, 2, 128),
+    "tiny": (128, 2, 4, 256),
+    "small": (256, 4, 4, 512),
+}
+#: max |log ratio| of a fresh rollout scored again: the presets', and any other float32 model's.
+LIMITS = {"preset": 1e-5, "other": 1e-4}
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Prompts and their sampled responses: B rows, [prompt | response].
+
+    Attributes:
+        prompt_ids: [B,P], padded on the left.
+        prompt_mask: [B,P], 1 on real tokens.
+        ids: [B,T] responses, padded on the right; a generated end token is part of them.
+        mask: [B,T] float, 1 on response tokens.
+        logp: [B,T] under the distribution that each token was drawn from, as the sampler had it.
+        stop_reason: [B] lab.StopReason.
+        kept: [B,T,V] the sampler's support; None where nothing was left out.
+        seen: [B,T] 1 on every token that later ones attend to: responses and, between them, what
+            the policy did not write (tool output); None: the mask.
+    """
+
+    prompt_ids: Tensor
+    prompt_mask: Tensor
+    ids: Tensor
+    mask: Tensor
+    logp: Tensor
+    stop_reason: Tensor
+    kept: Tensor | None = None
+    seen: Tensor | None = None
+
+    @property
+    def present(self) -> Tensor:
+        """[B,T] 1 on every token of the row, whoever wrote it: the mask may have gaps."""
+        return self.mask if self.seen is None else self.seen
+
+    def __len__(self) -> int:
+        return self.ids.shape[0]
+
+    def rows(self, index: Tensor) -> Samples:
+        """Some of the rows, in that order."""
+        out: dict[str, Any] = {}
+        for f in fields(self):
+            x = getattr(self, f.name)
+            out[f.name] = None if x is None else x[index]
+        return Samples(**out)
+
+    @staticmethod
+    def joined(parts: Sequence[Samples]) -> Samples:
+        """Rows of several batches of one width, one after another."""
+        if len(parts) == 1:
+            return parts[0]
+        out: dict[str, Any] = {}
+        for f in fields(Samples):
+            found = [getattr(p, f.name) for p in parts]
+            out[f.name] = None if found[0] is None else torch.cat(found)
+        return Samples(**out)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What one forward pass says of the responses.
+
+    Attributes:
+        logp: [B,T].
+        entropy: [B,T], where asked for.
+        values: [B,T+1] of a critic on the same backbone; the last column follows the last token.
+    """
+
+    logp: Tensor
+    entropy: Tensor | None = None
+    values: Tensor | None = None
+
+
+class Policy:
+    """A causal language model with its tokenizer.
+
+    Args:
+        model: of transformers, on the CPU in float32.
+        tokenizer: what turns prompts into ids.
+        preset: whether it is one of the lab's own small models.
+    """
+
+    def __init__(self, model: Any, tokenizer: Tokenizer, preset: bool) -> None:
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.limit = LIMITS["preset" if preset else "other"]
+
+    @property
+    def width(self) -> int:
+        """The width of the last hidden state."""
+        return int(self.model.get_input_embeddings().embedding_dim)
+
+    def copy(self) -> Policy:
+        """The same weights once more, without gradient: a reference, or a behaviour policy."""
+        twin = copy.copy(self)
+        twin.model = copy.deepcopy(self.model).requires_grad_(False).eval()
+        return twin
+
+    @torch.no_grad()
+    def sample(
+        self,
+        prompts: Sequence[str],
+        group_size: int,
+        budget: int,
+        sampling: Sampling,
+        generator: torch.Generator,
+        stops: Sequence[int] = (),
+    ) -> Samples:
+        """`group_size` responses to each prompt, at most `budget` tokens each; rows by prompt.
+
+        Each prompt runs through the model once; its cache is repeated for the responses.
+        """
+        encoded = [self.tokenizer.encode(p) for p in prompts]
+        prompt_ids, prompt_mask = tokens.left_padded(encoded, self.tokenizer.pad_id)
+        out = self._forward(prompt_ids, prompt_mask, use_cache=True, logits_to_keep=1)
+        cache = out.cache
+        logits = out.logits[:, -1].repeat_interleave(group_size, 0)
+        cache.batch_repeat_interleave(group_size)
+        prompt_ids = prompt_ids.repeat_interleave(group_size, 0)
+        prompt_mask = prompt_mask.repeat_interleave(group_size, 0)
+        attention, length = prompt_mask, prompt_mask.sum(1, keepdim=True)
+        closing = torch.tensor([*self.tokenizer.eos_ids, *stops])
+        finished = torch.zeros_like(prompt_mask[:, :1], dtype=torch.bool)
+        ids, logps, kept = [], [], []
+        for t in range(budget):
+            support = tokens.support(logits, sampling) if sampling.truncates else None
+            every = tokens.log_probs(logits, sampling.temperature, support)
+            chosen = torch.multinomial(every.exp(), 1, generator=generator)
+            ids.append(chosen)
+            logps.append(every.gather(1, chosen))
+            kept.append(support)
+            finished |= torch.isin(chosen, closing)
+            if t + 1 == budget or bool(finished.all()):
+                break
+            attention = torch.cat([attention, torch.ones_like(chosen)], 1)
+            out = self._forward(chosen, attention, length + t, use_cache=True, cache=cache)
+            logits = out.logits[:, -1]
+        drawn = tokens.ends(torch.cat(ids, 1), self.tokenizer.eos_ids, stops)
+        return self._samples((prompt_ids, prompt_mask), (ids, logps, kept), drawn, budget)
+
+    def _samples(
+        self,
+        prompt: tuple[Tensor, Tensor],
+        drawn: tuple[list[Tensor], list[Tensor], list[Tensor | None]],
+        ended: tuple[Tensor, Tensor],
+        budget: int,
+    ) -> Samples:
+        """Padded to the budget, so that every rollout of a run has one width."""
+        ids, logps, kept = drawn
+        mask, reason = ended
+        missing = budget - len(ids)
+        wide = nn.functional.pad
+        on = wide(mask, (0, missing))
+        made = wide(torch.cat(ids, 1), (0, missing), value=self.tokenizer.pad_id)
+        logp = wide(torch.cat(logps, 1), (0, missing))
+        supports = None
+        if kept[0] is not None:
+            supports = wide(torch.stack([k for k in kept if k is not None], 1), (0, 0, 0, missing))
+        pad = torch.full_like(made, self.tokenizer.pad_id)
+        return Samples(
+            prompt_ids=prompt[0],
+            prompt_mask=prompt[1],
+            ids=torch.where(on.bool(), made, pad),
+            mask=on,
+            logp=torch.where(on.bool(), logp, torch.zeros_like(logp)),
+            stop_reason=reason,
+            kept=supports,
+        )
+
+    def given(
+        self, prompts: Sequence[str], responses: Sequence[str], budget: int, stops: str = ""
+    ) -> Samples:
+        """Rows of given responses, each closed by the end token unless it ends on a stop.
+
+        Raises:
+            LabError: for a response that does not fit the budget with its end token.
+        """
+        rows = []
+        for text in responses:
+            row = self.tokenizer.encode(text)
+            if not (text and text[-1] in stops):
+                row.append(self.tokenizer.eos_ids[0])
+            if len(row) > budget:
+                raise LabError(f"{text!r} takes {len(row)} tokens; the budget is {budget}")
+            rows.append(row)
+        prompt_ids, prompt_mask = tokens.left_padded(
+            [self.tokenizer.encode(p) for p in prompts], self.tokenizer.pad_id
+        )
+        pad = self.tokenizer.pad_id
+        ids = torch.tensor([row + [pad] * (budget - len(row)) for row in rows])
+        lengths = torch.tensor([len(row) for row in rows])
+        mask = (torch.arange(budget) < lengths[:, None]).float()
+        closing = [self.tokenizer.eos_ids, *([self.stop_ids(stops)] if stops else [])]
+        _, reason = tokens.ends(ids, *closing)
+        return Samples(prompt_ids, prompt_mask, ids, mask, torch.zeros_like(mask), reason)
+
+    def stop_ids(self, stops: str) -> tuple[int, ...]:
+        """The ids of a task's stop characters."""
+        from lab.text import stop_ids
+
+        return stop_ids(self.tokenizer, stops)
+
+    def texts(self, samples: Samples) -> list[str]:
+        """Each response as text, up to its end: what a verifier reads."""
+        rows = zip(samples.ids.tolist(), samples.mask.sum(1).long().tolist(), strict=True)
+        eos = self.tokenizer.eos_ids
+        return [self.tokenizer.decode([i for i in ids[:n] if i not in eos]) for ids, n in rows]
+
+    def score(
+        self,
+        samples: Samples,
+        temperature: float,
+        entropy: bool = False,
+        head: nn.Module | None = None,
+    ) -> Scored:
+        """The responses' log-probabilities under the sampler's settings, with gradient.
+
+        Args:
+            samples: their support is used again.
+            temperature: the sampler's.
+            entropy: whether to compute it.
+            head: of a critic that shares this backbone.
+        """
+        attention, ids, place = _sequence(samples)
+        budget = samples.ids.shape[1]
+        out = self._forward(
+            ids,
+            attention,
+            place,
+            use_cache=False,
+            logits_to_keep=budget + 1,
+            output_hidden_states=head is not None,
+        )
+        # position t - 1 predicts token t: from the prompt's last position on, without the last one
+        logits = out.logits[:, :-1]
+        values = None
+        if head is not None:
+            values = head(out.hidden_states[-1][:, -budget - 1 :]).squeeze(-1)
+        return Scored(
+            tokens.token_logp(logits, samples.ids, samples.mask, temperature, samples.kept),
+            tokens.entropy(logits, samples.mask, temperature) if entropy else None,
+            values,
+        )
+
+    def causes(self) -> list[str]:
+        """What of this model is known to spoil the re-scoring of its own rollout."""
+        off = []
+        if self.model.training:
+            off.append("dropout on (model.training is True)")
+        if self.model.dtype != torch.float32:
+            off.append(f"precision ({self.model.dtype})")
+        return off
+
+    def _forward(
+        self, ids: Tensor, attention: Tensor, place: Tensor | None = None, **options: Any
+    ) -> Any:
+        place = tokens.positions(attention) if place is None else place
+        return self.model(input_ids=ids, attention_mask=attention, position_ids=place, **options)
+
+
+def _sequence(samples: Samples) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention mask, ids and positions of [prompt | response]."""
+    attention = torch.cat([samples.prompt_mask, samples.present.long()], 1)
+    return attention, torch.cat([samples.prompt_ids, samples.ids], 1), tokens.positions(attention)
+
+
+class Critic(nn.Module):
+    """Values from a backbone of its own and a head that starts at 0.
+
+    Args:
+        policy: whose starting backbone it copies; None of it is shared.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.backbone = copy.deepcopy(policy.model.base_model).requires_grad_(True).eval()
+        self.head = value_head(policy)
+
+    def forward(self, samples: Samples) -> Tensor:
+        """[B,T+1]: the value before each response token, and after the last."""
+        attention, ids, place = _sequence(samples)
+        out = self.backbone(
+            input_ids=ids, attention_mask=attention, position_ids=place, use_cache=False
+        )
+        values: Tensor = self.head(out.last_hidden_state[:, -samples.ids.shape[1] - 1 :])
+        return values.squeeze(-1)
+
+
+def value_head(policy: Policy) -> nn.Linear:
+    """A head that says 0 everywhere: an untrained critic then adds nothing to an advantage."""
+    with torch.random.fork_rng(devices=[]):  # making a layer draws from the global generator
+        head = nn.Linear(policy.width, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def build(name: str, characters: str, seed: int) -> Policy:
+    """A policy by name: a preset with fresh weights, or a model from a directory or hub id.
+
+    Args:
+        name: nano, tiny, small; a local directory; or a hub id.
+        characters: every character of the task.
+        seed: for the weights of a preset; the global generator is left as it was.
+
+    Raises:
+        LabError: for a name that is nothing of these, and a vocabulary that misses a character.
+    """
+    if name in PRESETS:
+        return _preset(name, characters, seed)
+    policy = _pretrained(name)
+    for c in dict.fromkeys(characters):
+        if c not in policy.tokenizer.decode(policy.tokenizer.encode(c)):
+            raise LabError(f"model {name}: its vocabulary has no token for {c!r}")
+    return policy
+
+
+def _preset(name: str, characters: str, seed: int) -> Policy:
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    tokenizer = Characters(characters)
+    width, layers, heads, inner = PRESETS[name]
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=512,
+        attention_dropout=0.0,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_ids[0],
+        pad_token_id=tokenizer.pad_id,
+    )
+    made: Any = AutoModelForCausalLM
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = made.from_config(config, dtype=torch.float32)
+    return Policy(model, tokenizer, preset=True)
+
+
+def _pretrained(name: str) -> Policy:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched unless the person says so
+    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+
+    if not Path(name).is_dir() and ("/" not in name or name.startswith((".", "/", "~"))):
+        raise LabError(
+            f"no model {name!r}.{nearest(name, PRESETS)} It is {', '.join(PRESETS)}, "
+            "a directory, or a hub id (OWNER/NAME)"
+        )
+    quiet: Any = logging.set_verbosity_error
+    quiet()
+    options: dict[str, Any] = {"trust_remote_code": False}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the loader, about what is not ours to change
+            model = AutoModelForCausalLM.from_pretrained(
+                name, use_safetensors=True, dtype=torch.float32, **options
+            )
+            tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    except (OSError, ValueError, KeyError) as e:
+        raise LabError(f"model {name}: {' '.join(str(e).split())[:300]}") from None
+    ends = model.generation_config.eos_token_id
+    ids = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    return Policy(model, Pretrained(tokenizer, ids, name), preset=False)

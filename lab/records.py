@@ -1,0 +1,223 @@
+"""What a run leaves behind: write, read. pandas for the long table, no torch.
+
+A run's folder holds ``run.json`` (what it was), ``metrics.jsonl`` (a line a moment: update,
+rollout, eval), ``pulls.json`` (the objective's weight curve), ``answers.jsonl`` (sampled answers
+of each evaluation), ``result.json`` (how it ended) and ``time.json``, which alone holds what
+differs between two executions of one run. A folder is written under another name and renamed, so
+it is whole or not there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lab.errors import LabError
+
+COUNTERS = ("update", "rollout", "generated_tokens", "trained_tokens")
+STATUSES = ("ok", "diverged", "crashed", "killed")
+#: Columns of the long table: a row a number.
+COLUMNS = (
+    *("run_key", "study", "stage", "recipe", "condition", "config_hash", "task", "seed", "split"),
+    *COUNTERS,
+    *("metric", "value", "status"),
+)
+METRICS, ANSWERS, RUN, RESULT = "metrics.jsonl", "answers.jsonl", "run.json", "result.json"
+PULLS, TIME = "pulls.json", "time.json"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One line of metrics.
+
+    Attributes:
+        at: update, rollout or eval.
+        counters: updates, rollouts and tokens so far.
+        metrics: name -> number.
+    """
+
+    at: str
+    counters: Mapping[str, int]
+    metrics: Mapping[str, float]
+
+
+class Writer:
+    """Appends to a run's folder.
+
+    Args:
+        folder: made if it is not there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def moment(self, at: str, counters: Mapping[str, int], metrics: Mapping[str, float]) -> None:
+        """A line of metrics, in the order given; floats in shortest round-trip form."""
+        line = {"at": at, **counters, "metrics": {n: _number(x) for n, x in metrics.items()}}
+        self._append(METRICS, line)
+
+    def answers(self, counters: Mapping[str, int], rows: Iterable[Mapping[str, Any]]) -> None:
+        """Sampled answers of an evaluation."""
+        for row in rows:
+            self._append(ANSWERS, {"rollout": counters["rollout"], **row})
+
+    def data(self, name: str, data: Mapping[str, Any]) -> None:
+        """A JSON file, replaced as a whole."""
+        write_json(self.folder / name, data)
+
+    def lines(self) -> dict[str, int]:
+        """How many lines each growing file has: what a checkpoint remembers."""
+        return {n: len(_lines(self.folder / n)) for n in (METRICS, ANSWERS)}
+
+    def cut(self, lines: Mapping[str, int]) -> None:
+        """Back to a checkpoint's number of lines: what was written after it is made again."""
+        for name, count in lines.items():
+            kept = _lines(self.folder / name)[:count]
+            (self.folder / name).write_text("".join(kept), encoding="utf-8")
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        with (self.folder / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
+
+
+def _number(x: float) -> float | str:
+    """JSON has no NaN and no infinity: they are words."""
+    return float(x) if math.isfinite(x) else str(float(x))
+
+
+def write_json(file: Path, data: Any) -> None:
+    """A JSON file, written beside, flushed and renamed."""
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    with beside.open("w", encoding="utf-8") as handle:
+        json.dump(data, handle, indent=1, sort_keys=True, allow_nan=True)
+        handle.write("\n")
+        handle.flush()
+        os.fsync(handle.fileno())
+    beside.replace(file)
+
+
+def read_json(file: Path) -> Any:
+    """A JSON file.
+
+    Raises:
+        LabError: if it is not there or is none.
+    """
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise LabError(f"{file}: {e.strerror}") from None
+    except ValueError as e:
+        raise LabError(f"{file} is not JSON: {e}") from None
+
+
+def finish(written: Path, final: Path) -> None:
+    """Move a whole run folder to its place; where another writer was first, discard this one."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    for file in written.iterdir():
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+    try:
+        written.rename(final)
+    except OSError:
+        if not (final / RESULT).exists():
+            raise
+        shutil.rmtree(written)
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run's folder is whole."""
+    return (folder / RESULT).is_file()
+
+
+def moments(folder: Path) -> Iterator[Moment]:
+    """A run's metrics, line by line.
+
+    Raises:
+        LabError: if there are none, or a line is torn.
+    """
+    file = folder / METRICS
+    if not file.is_file():
+        raise LabError(f"{folder} holds no run: there is no {METRICS}")
+    for number, line in enumerate(_lines(file), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            raise LabError(f"{file}, line {number} is torn") from None
+        metrics = {n: float(x) for n, x in row["metrics"].items()}
+        yield Moment(row["at"], {c: row[c] for c in COUNTERS}, metrics)
+
+
+def run_table(folder: Path, labels: Mapping[str, Any]) -> pd.DataFrame:
+    """A run as rows of the long table: evaluations, rollouts, and updates averaged by rollout.
+
+    A number of an update stands as the mean over the rollout's updates, at the counters of the
+    last of them; split is `train` for those and for a rollout's own numbers, `eval` for held-out
+    ones.
+
+    Args:
+        folder: the run's.
+        labels: run_key, study, stage, recipe, condition, config_hash, task, seed.
+    """
+    status = read_json(folder / RESULT)["status"]
+    rows: list[tuple[Any, ...]] = []
+    within: dict[str, list[float]] = {}
+    last: Mapping[str, int] = {}
+    for moment in moments(folder):
+        if moment.at == "update":
+            last = moment.counters
+            for name, value in moment.metrics.items():
+                within.setdefault(name, []).append(value)
+            continue
+        if within:
+            rows += [("train", *last.values(), n, _mean(xs)) for n, xs in within.items()]
+            within = {}
+        split = "eval" if moment.at == "eval" else "train"
+        rows += [(split, *moment.counters.values(), n, x) for n, x in moment.metrics.items()]
+    if within:
+        rows += [("train", *last.values(), n, _mean(xs)) for n, xs in within.items()]
+    table = pd.DataFrame(rows, columns=["split", *COUNTERS, "metric", "value"])
+    for name, value in labels.items():
+        table[name] = value
+    table["status"] = status
+    return table[list(COLUMNS)]
+
+
+def _mean(values: list[float]) -> float:
+    known = [x for x in values if not math.isnan(x)]
+    return math.fsum(known) / len(known) if known else math.nan
+
+
+def write_table(table: pd.DataFrame, file: Path) -> None:
+    """The long table as CSV; gzipped without a time stamp, so equal tables are equal files."""
+    compression: Any = {"method": "gzip", "mtime": 0} if file.suffix == ".gz" else None
+    beside = file.with_name(f".{os.getpid()}.{file.name}")
+    table.to_csv(beside, index=False, compression=compression, lineterminator="\n")
+    beside.replace(file)
+
+
+def read_table(file: Path) -> pd.DataFrame:
+    """The long table of a CSV file.
+
+    Raises:
+        LabError: if it is not there, or a column is missing.
+    """
+    if not file.is_file():
+        raise LabError(f"{file}: no such table")
+    table = pd.read_csv(file, float_precision="round_trip", keep_default_na=True)
+    missing = [c for c in COLUMNS if c not in table.columns]
+    if missing:
+        raise LabError(f"{file} has no column {missing[0]!r}")
+    return table[list(COLUMNS)]
