@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from lab.spaces import Choice as Choice
     from lab.spaces import Float as Float
     from lab.spaces import Int as Int
+    from lab.task import Example as Example
+    from lab.task import Task as Task
     from lab.tools import at_last_token as at_last_token
     from lab.tools import group_mean as group_mean
     from lab.tools import group_std as group_std
@@ -57,6 +59,7 @@ _HOME = {
         *("to_go", "at_last_token", "spread"),
     ),
     "lab.loss": ("evaluate", "load"),
+    "lab.task": ("Example", "Task"),
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted(_WHERE)  # noqa: PLE0605  # the names of the table above

@@ -59,6 +59,7 @@ class Rollout:
 
     Attributes:
         scored: its rows.
+        sampled: every row that was sampled and scored for it: more where a filter refills.
         step: the tensors by name.
         generated_tokens: response tokens sampled for it, those of refused groups included.
         unscored: rows that left because the verifier gave no score.
@@ -67,6 +68,7 @@ class Rollout:
     """
 
     scored: Scored
+    sampled: Scored
     step: Step
     generated_tokens: int
     unscored: int
@@ -92,6 +94,9 @@ class Collector:
     def collect(self, number: int, check: bool) -> Rollout:
         """The rollout of that number.
 
+        A filter that refills samples until the batch is full, within its cap. Where no group at
+        all counts, the rollout is the last batch: the filter refuses its rows, and nothing pulls.
+
         Args:
             number: from 0 on; prompts and sampling depend on it and the seed alone.
             check: score it again first, and refuse where that differs (no update has been made).
@@ -102,12 +107,14 @@ class Collector:
         behaviour = self.roles.behaviour()
         loop = self.bench.recipe.loop
         kept: list[Scored] = []
+        sampled: list[Scored] = []
         groups = generated = unscored = batches = 0
         while batches < self._most_batches():
             part = self._sampled(behaviour, number, batches)
             generated += int(part.samples.mask.sum())
             part, left = _with_scores(part, self._least_rows())
             unscored += left
+            sampled.append(part)
             part = part.rows(self._wanted(part))
             batches += 1
             room = loop.prompts - groups
@@ -116,12 +123,12 @@ class Collector:
             kept.append(part)
             if groups >= loop.prompts:
                 break
-        scored = _joined(kept)
-        if not len(scored.samples):
+        if not any(len(p.samples) for p in sampled):
             raise LabError(f"rollout {number}: none of the {unscored} rows has a score")
+        scored = _joined(kept) if groups else [p for p in sampled if len(p.samples)][-1]
         difference = self._check(scored.samples, behaviour) if check else None
         step = self.step(scored)
-        return Rollout(scored, step, generated, unscored, batches, difference)
+        return Rollout(scored, _joined(sampled), step, generated, unscored, batches, difference)
 
     def step(self, scored: Scored) -> Step:
         """The tensors of a rollout by name."""

@@ -7,6 +7,7 @@ name and its documentation are not part of it: one recipe under two names is one
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -23,7 +24,7 @@ from lab.task import record as task_record
 
 #: Rooms of the package that only plan or read runs: no number of a run depends on them.
 READERS = ("cli", "listing", "sanity", "tables", "plots", "report", "stats", "records")
-READERS += ("power", "verdict", "study", "execute")  # type: ignore[assignment]
+READERS += ("power", "verdict", "results", "protocol", "study", "execute")  # type: ignore[assignment]
 #: Whose versions can change a number.
 LIBRARIES = ("torch", "transformers")
 
@@ -75,6 +76,7 @@ def environment() -> dict[str, Any]:
     }
 
 
+@functools.cache
 def core_hash() -> str:
     """A hash of every file of the package that can change a run's numbers."""
     root = Path(__file__).parent

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lab import tokens
 from lab.errors import LabError, nearest
-from lab.text import Characters, Pretrained, Tokenizer
+from lab.text import Characters, Pretrained, Tokenizer, stop_ids
 from lab.tokens import Sampling
 
 #: Llama-architecture models with one token a character. Width, layers, heads, feed-forward width.
@@ -67,20 +67,18 @@ class Samples:
 
     def rows(self, index: Tensor) -> Samples:
         """Some of the rows, in that order."""
-        out: dict[str, Any] = {}
-        for f in fields(self):
-            x = getattr(self, f.name)
-            out[f.name] = None if x is None else x[index]
-        return Samples(**out)
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Samples(**{n: None if x is None else x[index] for n, x in given.items()})
 
     @staticmethod
     def joined(parts: Sequence[Samples]) -> Samples:
-        """Rows of several batches of one width, one after another."""
-        if len(parts) == 1:
-            return parts[0]
+        """Rows of several batches of one budget, one after another; prompts to the widest."""
+        width = max(p.prompt_ids.shape[1] for p in parts)
         out: dict[str, Any] = {}
         for f in fields(Samples):
             found = [getattr(p, f.name) for p in parts]
+            if f.name in ("prompt_ids", "prompt_mask"):
+                found = [nn.functional.pad(x, (width - x.shape[1], 0)) for x in found]
             out[f.name] = None if found[0] is None else torch.cat(found)
         return Samples(**out)
 
@@ -185,11 +183,10 @@ class Policy:
         supports = None
         if kept[0] is not None:
             supports = wide(torch.stack([k for k in kept if k is not None], 1), (0, 0, 0, missing))
-        pad = torch.full_like(made, self.tokenizer.pad_id)
         return Samples(
             prompt_ids=prompt[0],
             prompt_mask=prompt[1],
-            ids=torch.where(on.bool(), made, pad),
+            ids=made.masked_fill(~on.bool(), self.tokenizer.pad_id),
             mask=on,
             logp=torch.where(on.bool(), logp, torch.zeros_like(logp)),
             stop_reason=reason,
@@ -225,15 +222,13 @@ class Policy:
 
     def stop_ids(self, stops: str) -> tuple[int, ...]:
         """The ids of a task's stop characters."""
-        from lab.text import stop_ids
-
         return stop_ids(self.tokenizer, stops)
 
     def texts(self, samples: Samples) -> list[str]:
         """Each response as text, up to its end: what a verifier reads."""
-        rows = zip(samples.ids.tolist(), samples.mask.sum(1).long().tolist(), strict=True)
         eos = self.tokenizer.eos_ids
-        return [self.tokenizer.decode([i for i in ids[:n] if i not in eos]) for ids, n in rows]
+        rows = [ids[on] for ids, on in zip(samples.ids, samples.present.bool(), strict=True)]
+        return [self.tokenizer.decode([i for i in ids.tolist() if i not in eos]) for ids in rows]
 
     def score(
         self,
@@ -371,7 +366,9 @@ def _preset(name: str, characters: str, seed: int) -> Policy:
 
 
 def _pretrained(name: str) -> Policy:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched unless the person says so
+    # nothing is fetched unless HF_HUB_OFFLINE=0 says so; the library reads it only at its import
+    offline = os.environ.setdefault("HF_HUB_OFFLINE", "1").lower() in ("1", "on", "yes", "true")
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
     if not Path(name).is_dir() and ("/" not in name or name.startswith((".", "/", "~"))):
@@ -381,16 +378,23 @@ def _pretrained(name: str) -> Policy:
         )
     quiet: Any = logging.set_verbosity_error
     quiet()
-    options: dict[str, Any] = {"trust_remote_code": False}
+    loader: Any = AutoModelForCausalLM
+    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": offline}
+    whole = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # what is off, by name
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")  # of the loader, about what is not ours to change
-            model = AutoModelForCausalLM.from_pretrained(
-                name, use_safetensors=True, dtype=torch.float32, **options
+            model, read = loader.from_pretrained(
+                name, use_safetensors=True, dtype=torch.float32, **whole, **options
             )
             tokenizer = AutoTokenizer.from_pretrained(name, **options)
-    except (OSError, ValueError, KeyError) as e:
+    except (OSError, ValueError, KeyError, SafetensorError) as e:
         raise LabError(f"model {name}: {' '.join(str(e).split())[:300]}") from None
+    if off := sorted([*read["missing_keys"], *(key for key, *_ in read["mismatched_keys"])]):
+        raise LabError(f"model {name}: its weights do not fit its config: {', '.join(off[:3])}")
     ends = model.generation_config.eos_token_id
     ids = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    return Policy(model, Pretrained(tokenizer, ids, name), preset=False)
+    text = Pretrained(tokenizer, ids, name)
+    if text.pad_id >= model.get_input_embeddings().num_embeddings:
+        text.pad_id = text.eos_ids[0]  # a padding token that the model was never given
+    return Policy(model, text, preset=False)

@@ -2,7 +2,7 @@
 
 All of it is for paired differences d of standard deviation sd, n of them, nearly normal. The
 t-test's power stands in for that of `lab.stats.sign_flip`, which has no closed form and is weaker
-where its steps are coarse (a handful of pairs, or a small alpha).
+where its steps are coarse: for 6 pairs and an effect of 1.5 sd, .66 in place of .83.
 """
 
 from __future__ import annotations

@@ -126,9 +126,10 @@ def read_json(file: Path) -> Any:
 def finish(written: Path, final: Path) -> None:
     """Move a whole run folder to its place; where another writer was first, discard this one."""
     final.parent.mkdir(parents=True, exist_ok=True)
-    for file in written.iterdir():
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
+    for file in written.rglob("*"):  # a checkpoint is a folder inside
+        if file.is_file():
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
     try:
         written.rename(final)
     except OSError:

@@ -358,12 +358,12 @@ def fmt(value: float, width: float) -> str:
     """A value as text, with the digits that an interval of this width carries.
 
     The width keeps two significant digits: .058 wide gives three decimals, so .0412 prints as
-    .041. Three decimals where there is no width (0, NaN). No leading 0, and no -.000.
+    .041. At most six decimals; three where there is no width (0, NaN). No leading 0, no -.000.
     """
     if not math.isfinite(value):
         return str(value)
     known = math.isfinite(width) and width > 0
-    decimals = min(15, max(0, 1 - math.floor(math.log10(width)))) if known else 3
+    decimals = min(6, max(0, 1 - math.floor(math.log10(width)))) if known else 3
     text = f"{value:.{decimals}f}"
     if float(text) == 0:
         text = text.lstrip("-")

@@ -275,8 +275,13 @@ class _Training:
         state = checkpoint.load(self.writer.folder, self.roles)
         if state is None:
             return False
+        if state["key"] != self.this.key:
+            raise LabError(
+                f"{self.writer.folder} holds the checkpoint of another run; give another --out"
+            )
         self.say(f"going on after rollout {state['counters']['rollout']}")
-        self.counters = state["counters"]
+        # in their own order: a line of metrics is equal byte for byte to that of an unbroken run
+        self.counters = {name: state["counters"][name] for name in records.COUNTERS}
         self.final = state["final"]
         self.this.bench.now.memory.update(state["memory"])
         self.writer.cut(state["lines"])

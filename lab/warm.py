@@ -142,7 +142,7 @@ def _accuracy(policy: Policy, task: Task, prompts: int, streams: Streams, step: 
         policy.stop_ids(task.stops),
     )
     scores = [task.score(e, t) for e, t in zip(examples, policy.texts(samples), strict=True)]
-    return sum(scores) / len(scores)
+    return sum(s or 0.0 for s in scores) / len(scores)
 
 
 def _read(key: str) -> tuple[dict[str, Tensor], Start] | None:

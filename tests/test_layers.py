@@ -35,7 +35,7 @@ ORDER = (
         "bench",
     ),
     *("results", "tables", "plots", "report", "tokens", "text", "rollout", "loss", "policy"),
-    *("task", "streams", "settings", "identity", "testing"),
+    *("task", "streams", "settings", "identity", "protocol", "testing"),
     *("roles", "collect", "heldout", "update", "warm", "checkpoint", "train"),
     *("exact", "gradients", "execute", "study", "bridge", "sanity", "listing", "cli"),
 )

@@ -88,10 +88,11 @@ class Task(abc.ABC):
         """Characters after which a response ends by itself, without an end token."""
         return ""
 
-    def score(self, example: Example, response: str) -> float:
+    def score(self, example: Example, response: str) -> float | None:
         """The score of a response, in [0, 1]; by default 1 for the answer and 0 for all else.
 
-        The response is the text before the end token; a stop character is part of it.
+        The response is the text before the end token; a stop character is part of it. None: the
+        verifier has none, so the row leaves the rollout, and is counted.
         """
         return float(response == example.answer)
 

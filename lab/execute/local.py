@@ -1,0 +1,124 @@
+"""A pool of spawned processes of this machine, one thread each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as LateError
+from typing import Any
+
+from pebble import ProcessExpired, ProcessPool
+
+from lab.execute import Job, Limits, Outcome
+
+#: Every maths library that a worker may load runs on one thread.
+ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class Local:
+    """Runs jobs in processes of this machine.
+
+    Models and warm starts stay in a worker from run to run; a run's numbers do not depend on what
+    its worker did before.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._done: queue.Queue[Outcome] = queue.Queue()
+        # read by the children when they start: before torch is imported is the only time for it
+        os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
+        self._pool = ProcessPool(
+            max_workers=limits.workers,
+            max_tasks=limits.recycle,
+            context=multiprocessing.get_context("spawn"),
+            initializer=_prepare,
+            initargs=(limits.gigabytes,),
+        )
+
+    def submit(self, job: Job) -> None:
+        """Queue a job."""
+        future = self._pool.schedule(run_one, args=(job,), timeout=self._limits.seconds)
+        future.add_done_callback(lambda f: self._done.put(_outcome(job, f)))
+
+    def poll(self, seconds: float) -> Iterator[Outcome]:
+        """The outcomes that have arrived; waits for the first one at most that long."""
+        try:
+            yield self._done.get(timeout=seconds)
+            while True:
+                yield self._done.get_nowait()
+        except queue.Empty:
+            return
+
+    def cancel(self) -> None:
+        """Drop what is queued, end what runs, and leave no process behind."""
+        pool: Any = self._pool
+        pool.stop()
+        pool.join()
+
+
+def _outcome(job: Job, future: Future[Outcome]) -> Outcome:
+    try:
+        result = future.result()
+    except LateError:
+        _clean(job)
+        return Outcome(job.key, "killed", "it passed the time limit of a run")
+    except CancelledError:
+        return Outcome(job.key, "killed", "cancelled")
+    except ProcessExpired as e:
+        _clean(job)
+        return Outcome(job.key, "killed", f"its worker ended (exit code {e.exitcode})")
+    except Exception as e:  # what pebble itself could not deliver
+        return Outcome(job.key, "failed", _line(e))
+    return result
+
+
+def _prepare(gigabytes: float) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    if gigabytes:
+        import resource
+
+        most = int(gigabytes * 2**30)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def run_one(job: Job) -> Outcome:
+    """One run in this process, into its folder, written under another name and renamed."""
+    from lab import records, train
+    from lab.settings import Spec
+    from lab.shelf import Shelf
+
+    began = time.perf_counter()
+    final = job.folder / job.key
+    if records.finished(final):
+        return Outcome(job.key, records.read_json(final / records.RESULT)["status"])
+    beside = job.folder / f".{job.key}.{os.getppid()}.{os.getpid()}"
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        spec = Spec.of(job.spec, Shelf.installed(job.plugins))
+        result = train.run(spec, beside, job.plugins)
+        if result.key != job.key:  # a plugin file or the lab itself changed under the study
+            raise RuntimeError(f"the run's key is {result.key[:12]}; the plan says {job.key[:12]}")
+        records.finish(beside, final)
+    except BaseException as e:  # also SystemExit, which pebble would raise in the driver
+        shutil.rmtree(beside, ignore_errors=True)
+        if isinstance(e, KeyboardInterrupt):
+            raise
+        return Outcome(job.key, "failed", _line(e), time.perf_counter() - began)
+    return Outcome(job.key, result.status, seconds=time.perf_counter() - began)
+
+
+def _clean(job: Job) -> None:
+    """Remove what a killed worker of this process left; another driver's are its own."""
+    for left in job.folder.glob(f".{job.key}.{os.getpid()}.*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _line(e: BaseException) -> str:
+    return f"{type(e).__name__}: {' '.join(str(e).split())}"

@@ -1,0 +1,405 @@
+"""Many runs: a study planned, frozen, run and resumed.
+
+The plan is a function of the study file and the finished runs. A finished run never runs again, so
+a second call after a crash goes on where the first one ended.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+from lab import records, results
+from lab.errors import LabError
+from lab.execute import Executor, Job, Limits, Outcome
+from lab.identity import digest, environment, run_key
+from lab.protocol import Study, plain
+from lab.settings import Budget, Spec
+from lab.shelf import Shelf
+from lab.train import prepared
+
+#: Times that a run is begun: an exception twice is a result, a killed worker is bad luck thrice.
+MOST_FAILURES, MOST_KILLS = 2, 3
+
+
+class Console(Protocol):
+    """Where a study says how far it is."""
+
+    def say(self, text: str) -> None:
+        """A line."""
+        ...
+
+    def progress(self, done: int, of: int, text: str) -> None:
+        """How many runs have ended."""
+        ...
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of a study, with the arm that it belongs to."""
+
+    key: str
+    recipe: str
+    condition: str
+    config_hash: str
+    spec: Spec
+    critic: bool
+
+    def row(self) -> dict[str, Any]:
+        """As it stands in the plan."""
+        return {
+            "run_key": self.key,
+            "recipe": self.recipe,
+            "condition": self.condition,
+            "config_hash": self.config_hash,
+            "seed": self.spec.seed,
+        }
+
+
+@dataclass
+class Plan:
+    """What a study runs at a scale.
+
+    Attributes:
+        study: the study.
+        scale: its name.
+        runs: every run, in the order of the study.
+        data: what `study.json` says.
+    """
+
+    study: Study
+    scale: str
+    runs: list[Planned]
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def pending(self, folder: Path) -> list[Planned]:
+        """The runs that are not finished: neither as a folder nor in a committed table."""
+        table = folder / results.TABLE
+        known = set(records.read_table(table)["run_key"]) if table.is_file() else set()
+        place = folder / results.RUNS
+        return [r for r in self.runs if r.key not in known and not records.finished(place / r.key)]
+
+
+def plan(study: Study, scale: str, shelf: Shelf) -> Plan:
+    """Every run of a study at a scale, with its key; each arm is wired once.
+
+    Raises:
+        LabError: if a recipe, the task or an observer is not valid, or the metric is none.
+    """
+    runs: list[Planned] = []
+    more: dict[str, dict[str, Any]] = {"loops": {}, "bounds": {}, "choices": {}, "recipes": {}}
+    for arm, specs in study.specs(scale):
+        first = prepared(specs[0], shelf)
+        name, label = arm.recipe.name, f"{arm.recipe.name}|{arm.condition}"
+        more["loops"][label] = arm.recipe.loop.model_dump()
+        more["bounds"][label] = list(first.bench.bounds)
+        more["recipes"][name] = arm.recipe.doc
+        more["choices"][name] = _choices(arm.recipe.spec())
+        config = digest(plain(arm.recipe), 12)
+        for spec in specs:
+            key = run_key(spec, first.bench, first.task)
+            critic = first.bench.has_critic
+            runs.append(Planned(key, name, arm.condition, config, spec, critic))
+        optimum = first.task.optimum
+    out = Plan(study, scale, runs)
+    out.data = _frozen(out, optimum) | more
+    return out
+
+
+def _frozen(plan: Plan, optimum: float) -> dict[str, Any]:
+    head, settings = plan.study.head, plan.runs[0].spec.settings
+    return {
+        "name": plan.study.name,
+        "question": " ".join(head.question.split()),
+        "hash": plan.study.hash,
+        "scale": plan.scale,
+        "metric": head.metric,
+        "margin": head.margin,
+        "alpha": head.alpha,
+        "floor": head.floor,
+        "optimum": optimum,
+        "task": dict(plan.study.frozen["task"]),
+        "model": settings.model,
+        "budget": settings.budget.declared(),
+        "eval_every": settings.eval_every,
+        "eval_prompts": settings.eval_prompts,
+        "conditions": list(plan.study.conditions),
+        "contrasts": [c.model_dump() for c in plan.study.contrasts],
+        "seeds": sorted({r.spec.seed for r in plan.runs}),
+        "environment": environment() | {"lab": version("policy-gradient-lab")},
+        "plan": [r.row() for r in plan.runs],
+    }
+
+
+def _choices(spec: Mapping[str, Any]) -> str:
+    """A recipe's slots in one line."""
+    names = [spec[slot]["name"] for slot in ("advantage", "ratio", "surrogate") if spec.get(slot)]
+    names.append(spec["aggregate"]["name"])
+    if spec.get("kl"):
+        names.append(f"kl {spec['kl']['name']}")
+    names += [
+        e["name"] for slot in ("filter", "shape", "extra", "wrap") for e in spec.get(slot, [])
+    ]
+    return " · ".join(names)
+
+
+def claim(plan: Plan, folder: Path) -> None:
+    """Make the results folder this study's: freeze `study.json` in it.
+
+    Raises:
+        LabError: if the folder is another study's, or holds something else.
+    """
+    known = folder / results.STUDY
+    if known.is_file():
+        other = records.read_json(known)
+        if other.get("hash") != plan.study.hash:
+            raise LabError(
+                f"{folder} holds the results of another study ({other.get('name')}, hash "
+                f"{other.get('hash')}; this one is {plan.study.name}, {plan.study.hash}): "
+                "give another --out"
+            )
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise LabError(f"{folder} is not empty and holds no study: give another --out")
+    (folder / results.RUNS).mkdir(parents=True, exist_ok=True)
+    _sweep(folder / results.RUNS)
+    records.write_json(known, plan.data)
+
+
+def _sweep(runs: Path) -> None:
+    """Remove what drivers that are gone left half written."""
+    for left in runs.glob(".*.*.*"):
+        driver = left.name.split(".")[-2]
+        if driver.isdigit() and not _alive(int(driver)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@dataclass
+class Driver:
+    """Runs what is pending of a plan.
+
+    Attributes:
+        plan: the plan.
+        folder: its results.
+        executor: what runs jobs.
+        plugins: plugin files of the runs.
+        console: told how far it is.
+    """
+
+    plan: Plan
+    folder: Path
+    executor: Executor
+    plugins: tuple[str, ...]
+    console: Console
+    workers: int
+
+    def run(self) -> None:
+        """Run all that is pending. Finished runs are kept whatever happens."""
+        pending = ordered(self.plan.pending(self.folder), self.workers)
+        total = len(self.plan.runs)
+        done = total - len(pending)
+        if not pending:
+            self.console.say(f"all {total} runs are finished")
+            return
+        self.console.say(f"{total} runs, {done} finished; measuring how long they take")
+        seconds = self.estimate(pending)
+        self.console.say(
+            f"about {_minutes(seconds)} for {len(pending)} runs on {self.workers} workers"
+        )
+        jobs = {r.key: self._job(r) for r in pending}
+        tries: dict[str, list[str]] = {key: [] for key in jobs}
+        for job in jobs.values():
+            self.executor.submit(job)
+        open_keys, counts = set(jobs), {"ok": done}
+        while open_keys:
+            for outcome in self.executor.poll(5.0):
+                if outcome.key not in open_keys:
+                    continue  # delivered twice
+                ended = self._ended(outcome, jobs[outcome.key], tries[outcome.key])
+                if ended:
+                    open_keys.discard(outcome.key)
+                    counts[ended] = counts.get(ended, 0) + 1
+            text = ", ".join(f"{n} {c}" for n, c in counts.items() if n != "ok" and c)
+            self.console.progress(total - len(open_keys), total, text)
+
+    def _job(self, run: Planned) -> Job:
+        return Job(run.key, run.spec.data(), self.folder / results.RUNS, self.plugins)
+
+    def _ended(self, outcome: Outcome, job: Job, tries: list[str]) -> str:
+        """The status that a job has ended with, or nothing where it runs again."""
+        if outcome.status in ("ok", "diverged", "crashed"):
+            return outcome.status
+        tries.append(outcome.error)
+        self.console.say(f"run {job.key[:8]} {outcome.status}: {outcome.error}")
+        most = MOST_KILLS if outcome.status == "killed" else MOST_FAILURES
+        if len(tries) < most:
+            self.executor.submit(job)
+            return ""
+        if outcome.status == "failed":
+            crashed(job, outcome.error)
+            return "crashed"
+        return "killed"  # infrastructure: no result, the next call tries again
+
+    def estimate(self, pending: Sequence[Planned]) -> float:
+        """Seconds for these runs, from one short run with a critic and one without."""
+        probes = {r.critic: r for r in reversed(pending)}
+        with tempfile.TemporaryDirectory() as name:
+            jobs = {critic: _probe(r, Path(name), self.plugins) for critic, r in probes.items()}
+            for job in jobs.values():
+                self.executor.submit(job)
+            waiting = {j.key for j in jobs.values()}
+            while waiting:
+                waiting -= {o.key for o in self.executor.poll(60.0)}
+            costs = {critic: _cost(Path(name) / job.key) for critic, job in jobs.items()}
+        known = [c for c in costs.values() if c]
+        if not known:
+            return math.nan
+        seeds = len({r.spec.seed for r in pending})
+        seconds = seeds * known[0]["start"]  # one warm start a seed, then it is cached
+        for r in pending:
+            cost = costs[r.critic] or known[0]
+            declared = r.spec.settings.budget.declared()
+            rollouts = _rollouts(r.spec, declared, cost)
+            evaluations = 1 + rollouts / r.spec.settings.eval_every
+            seconds += rollouts * cost["rollout"] + evaluations * cost["evaluation"]
+        return seconds / min(self.workers, len(pending))
+
+
+def _probe(run: Planned, folder: Path, plugins: tuple[str, ...]) -> Job:
+    """A run of two rollouts of the same cost each."""
+    settings = run.spec.settings.model_copy(update={"budget": Budget(rollouts=2)})
+    spec = run.spec.model_copy(update={"settings": settings})
+    shelf = Shelf.installed(plugins)
+    return Job(prepared(spec, shelf).key, spec.data(), folder, plugins)
+
+
+def _cost(folder: Path) -> dict[str, float]:
+    """Seconds a rollout, an evaluation and a start take, and tokens a rollout generates."""
+    if not (folder / records.TIME).is_file():
+        return {}
+    seconds = records.read_json(folder / records.TIME)["seconds"]
+    counters = records.read_json(folder / records.RESULT)["counters"]
+    rollouts = max(1, counters["rollout"])
+    return {
+        "rollout": (seconds.get("sampling", 0.0) + seconds.get("updates", 0.0)) / rollouts,
+        "evaluation": seconds.get("evaluation", 0.0) / 2,
+        "start": seconds.get("start", 0.0),
+        "updates": counters["update"] / rollouts,
+        "generated_tokens": counters["generated_tokens"] / rollouts,
+        "trained_tokens": counters["trained_tokens"] / rollouts,
+    }
+
+
+def _rollouts(spec: Spec, declared: Mapping[str, int], cost: Mapping[str, float]) -> float:
+    """How many rollouts a budget holds."""
+    each = {"rollouts": 1.0, **cost}
+    return max(1.0, min(limit / max(each[n], 1e-9) for n, limit in declared.items()))
+
+
+def ordered(runs: Sequence[Planned], workers: int) -> list[Planned]:
+    """Seeds in blocks of as many as there are workers, so that no two teach one warm start."""
+    seeds = sorted({r.spec.seed for r in runs})
+    place = {seed: (i // max(1, workers), i % max(1, workers)) for i, seed in enumerate(seeds)}
+    arms = list(dict.fromkeys((r.recipe, r.condition) for r in runs))
+    order = {arm: i for i, arm in enumerate(arms)}
+    return sorted(
+        runs,
+        key=lambda r: (
+            place[r.spec.seed][0],
+            order[r.recipe, r.condition],
+            place[r.spec.seed][1],
+        ),
+    )
+
+
+def crashed(job: Job, error: str) -> None:
+    """Record a run that raised the same way twice: it is a result, and is counted."""
+    beside = job.folder / f".{job.key}.{os.getpid()}.crashed"
+    writer = records.Writer(beside)
+    counters = dict.fromkeys(records.COUNTERS, 0)
+    writer.moment("start", counters, {"crashed": 1.0})
+    writer.data(records.RUN, {"key": job.key, "spec": dict(job.spec)})
+    failure = {"update": None, "hook": "", "component": "", "statistic": error}
+    body = {"status": "crashed", "counters": counters, "final": {}, "failure": failure}
+    writer.data(records.RESULT, body)
+    records.finish(beside, job.folder / job.key)
+
+
+def _minutes(seconds: float) -> str:
+    if math.isnan(seconds):
+        return "an unknown time"
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def run(
+    study: Study,
+    scale: str,
+    folder: Path,
+    shelf: Shelf,
+    console: Console,
+    workers: int = 0,
+    plugins: Sequence[str] = (),
+    limits: Limits | None = None,
+) -> Plan:
+    """Run a study at a scale into a folder; what is finished there already stays.
+
+    Args:
+        study: what to run.
+        scale: one of its scales.
+        folder: its results; another study's is refused.
+        shelf: where the recipes' components are.
+        console: told how far it is.
+        workers: processes; 0: as many as cores.
+        plugins: files beside the installed plugins.
+        limits: of a worker; the number of workers in it counts when given.
+
+    Raises:
+        LabError: for a mistake in the study, and for a folder of another study.
+    """
+    made = plan(study, scale, shelf)
+    claim(made, folder)
+    chosen = limits or Limits(workers or os.cpu_count() or 1)
+    executor: Executor = shelf.names("executors")["local"](chosen)
+    try:
+        files = tuple(str(Path(p).resolve()) for p in plugins)
+        Driver(made, folder, executor, files, console, chosen.workers).run()
+    finally:
+        executor.cancel()
+    return made
+
+
+def state(folder: Path) -> Iterator[str]:
+    """How far a results folder is, line by line."""
+    found = results.load(folder)
+    counts = found.counts
+    ended = sum(c for n, c in counts.items() if n != "missing")
+    yield (
+        f"{found.study['name']} ({found.study['scale']}, hash {found.study['hash']}): "
+        f"{ended} of {len(found.runs)} runs"
+    )
+    for name in ("ok", "diverged", "crashed", "missing"):
+        if counts.get(name):
+            yield f"  {name:<9} {counts[name]}"
+    under_way = [p for p in (folder / results.RUNS).glob(".*.*.*") if p.is_dir()]
+    if under_way:
+        yield f"  under way {len(under_way)}"
+    newest = max((p.stat().st_mtime for p in (folder / results.RUNS).glob("*/")), default=0.0)
+    if newest and ended < len(found.runs):
+        yield f"  the last one ended {(time.time() - newest) / 60:.0f} min ago"
