@@ -7,7 +7,7 @@ component once on a tiny probe, so what is wrong with it is found before any tra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,7 @@ class Bench:
     Attributes:
         needs: the inputs that the components name, ``ref_logp`` for example.
         now: memory, progress and random key; the loop moves it on.
+        watch: told what each hook returned, while a loop sets it.
         bounds: the surrogate's declared ratio interval; None: that side is inactive, or undeclared.
         interval: the ratio interval that counts as inside: the declared one, or the comparison's.
 
@@ -81,6 +82,7 @@ class Bench:
     ) -> None:
         self.recipe = recipe
         self.now = Moment()
+        self.watch: Callable[[str, Tensor], None] | None = None
         self.bound = wiring.components(recipe, shelf)
         self.observers = [b for use in observers for b in resolve("observe", use, shelf)]
         self._own = own = wiring.own_aggregates(self.bound, shelf)
@@ -234,10 +236,12 @@ class Bench:
         with torch.set_grad_enabled(torch.is_grad_enabled() and hook in LIVE):
             result: Tensor = getattr(hooks or self._hooks, hook)(**given)
         _check_result(result, hook, step["mask"], self.get(hook)[0])
-        if RETURNS[hook] != "PerToken":
-            return result
-        fill = torch.ones_like(result) if hook == "ratio" else torch.zeros_like(result)
-        return torch.where(step["mask"].bool(), result, fill)
+        if RETURNS[hook] == "PerToken":
+            fill = torch.ones_like(result) if hook == "ratio" else torch.zeros_like(result)
+            result = torch.where(step["mask"].bool(), result, fill)
+        if self.watch is not None:
+            self.watch(hook, result)
+        return result
 
     def _selected(self, hook: str, step: Step) -> dict[str, Any]:
         """The hook's inputs that a component names, at the mask and detached; else None."""

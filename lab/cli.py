@@ -87,6 +87,111 @@ def sanity(
     typer.echo(f"{count} PPO sanity checks passed.")
 
 
+@app.command()
+def tasks(
+    name: Annotated[str | None, typer.Argument(help="A task's name.")] = None,
+    set_: Sets = None,
+    plugin: PluginFiles = None,
+    json: Json = False,
+) -> None:
+    """List the tasks, or show one with its settings and an example."""
+    from lab import showing
+    from lab.settings import split_sets
+    from lab.shelf import Shelf
+
+    shelf = Shelf.installed(plugin or ())
+    recipe, task, run = split_sets(set_ or ())
+    if recipe or run or (task and name is None):
+        raise LabError("--set changes one task: lab tasks NAME --set task.SETTING=VALUE")
+    if json:
+        typer.echo(showing.tasks_json(shelf, name, task))
+    else:
+        typer.echo(
+            showing.tasks_text(shelf) if name is None else showing.task_text(name, task, shelf)
+        )
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Option(help="A recipe's name, or FILE.toml, FILE.toml:NAME.")],
+    task: Annotated[str, typer.Option(help="A task's name; --set task.digits=4 sets it up.")],
+    seed: Annotated[int, typer.Option(help="Everything random follows from it.")] = 0,
+    set_: Sets = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
+    plugin: PluginFiles = None,
+) -> None:
+    """Train one recipe on one task with one seed; a second call goes on where it ended."""
+    from lab import showing, single
+    from lab.console import Console
+
+    with Console("rollouts") as console:
+        folder = single.train(recipe, task, seed, set_ or (), out, plugin or (), console)
+    typer.echo(showing.run_text(folder))
+    typer.echo(f"\nin {folder}; all of it: lab show {folder}")
+
+
+@app.command()
+def show(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    json: Json = False,
+) -> None:
+    """Show a run: its record, its numbers, prompts and sampled answers with their rewards."""
+    from lab import showing
+
+    typer.echo(showing.run_json(run) if json else showing.run_text(run))
+
+
+@app.command()
+def run(
+    study: Annotated[str, typer.Argument(help="A study's name, or a file that ends in .toml.")],
+    scale: Annotated[
+        str, typer.Option(help="smoke, small or full, as the study has it.")
+    ] = "small",
+    workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one a core.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The results folder.")] = None,
+    plugin: PluginFiles = None,
+) -> None:
+    """Run a study and write its report; a second call goes on where it ended."""
+    from lab import report
+    from lab import study as studies
+    from lab.console import Console
+    from lab.shelf import Shelf
+
+    shelf = Shelf.installed(plugin or ())
+    chosen = studies.find(study, shelf)
+    folder = out or Path("results") / chosen.name
+    with Console("runs") as console:
+        studies.run(chosen, scale, folder, shelf, console, workers, plugin or ())
+        console.say("writing tables, figures and the report")
+        typer.echo(report.rebuild(folder))
+
+
+@app.command()
+def status(
+    study: Annotated[
+        str | None, typer.Argument(help="A study's name or a results folder; all, if none.")
+    ] = None,
+) -> None:
+    """Say how far a study's runs are."""
+    from lab import results
+
+    for folder in results.folders(study):
+        for line in results.state(folder):
+            typer.echo(line)
+
+
+@app.command()
+def report(
+    study: Annotated[str, typer.Argument(help="A study's name or a results folder.")],
+) -> None:
+    """Rebuild tables, figures and report from the run folders."""
+    from lab import report as reports
+    from lab import results
+
+    for folder in results.folders(study):
+        typer.echo(reports.rebuild(folder))
+
+
 def main() -> None:
     """Run the command line. A user's mistake is one line on stderr and exit code 2."""
     try:

@@ -209,12 +209,15 @@ def scored_by(
     if dense and dense[0] is not None:
         token_rewards = torch.zeros_like(samples.mask)
         for row, (steps, text) in enumerate(zip(dense, texts, strict=True)):
-            if len(policy.tokenizer.encode(text)) != len(text):
+            written = zip(samples.ids[row].tolist(), samples.mask[row].tolist(), strict=True)
+            # a padding token that the policy chose has no text, and moves what follows it on
+            place = [t for t, (i, on) in enumerate(written) if on and policy.tokenizer.decode([i])]
+            if len(place) != len(text):
                 raise LabError(
                     f"task {task.name} rewards single characters; the model's tokenizer does not "
                     "write one token a character"
                 )
-            token_rewards[row, : len(text)] = torch.tensor(steps)
+            token_rewards[row, torch.tensor(place, dtype=torch.long)] = torch.tensor(steps)
     return Scored(list(examples), texts, samples, rewards, token_rewards, group)
 
 

@@ -28,20 +28,20 @@ def plugins_text(shelf: Shelf) -> str:
     parts: list[Any] = []
     components = list(shelf)
     for slot in dict.fromkeys(c.slot for c in components):
-        table = _table()
+        table = names_table()
         for c in (c for c in components if c.slot == slot):
             table.add_row(f"  {c.name}", "\n".join([c.doc, *_parameters(c)]), c.plugin)
         parts += [_heading(slot, SLOTS[slot].hooks if slot in SLOTS else ()), table, ""]
-    table = _table()
+    table = names_table()
     for name in shelf.names("recipes"):
         table.add_row(f"  {name}", _doc(shelf, name), shelf.plugin_of("recipes", name))
     parts += ["recipes", table]
     if shelf.broken:
-        table = _table()
+        table = names_table()
         for plugin, why in shelf.broken.items():
             table.add_row(f"  {plugin}", why, "")
         parts += ["", "not loaded", table]
-    return _render(parts)
+    return render(parts)
 
 
 def plugins_json(shelf: Shelf) -> str:
@@ -67,7 +67,7 @@ def plugins_json(shelf: Shelf) -> str:
 
 def recipes_text(shelf: Shelf) -> str:
     """The recipes, one a row, with the components of their main slots."""
-    table = _table()
+    table = names_table()
     for name, spec in shelf.names("recipes").items():
         try:
             recipe = Recipe.of(spec, name, shelf)
@@ -77,7 +77,7 @@ def recipes_text(shelf: Shelf) -> str:
         main = [recipe.advantage, recipe.ratio, recipe.surrogate, recipe.aggregate]
         names = " · ".join(u.name if u else "token" for u in main)
         table.add_row(name, f"{recipe.doc}\n{names}", shelf.plugin_of("recipes", name))
-    return _render(["advantage · ratio · surrogate · aggregate of each recipe:", "", table])
+    return render(["advantage · ratio · surrogate · aggregate of each recipe:", "", table])
 
 
 def recipes_json(shelf: Shelf) -> str:
@@ -97,21 +97,21 @@ def recipe_text(bench: Bench) -> str:
     source = [f"source: {recipe.source['recipe']}"] if "recipe" in recipe.source else []
     parts: list[Any] = [f"{recipe.name}: {recipe.doc}".rstrip(": "), *source, ""]
     for b in bench.bound:
-        head, constants = _columns(2), _columns(3)
+        head, constants = columns(2), columns(3)
         head.add_row(b.slot, f"{b.component.name}: {b.component.doc}")
         for name, value in {**b.values, **b.options}.items():
-            constants.add_row("", f"{name} = {_value(value)}", _source(recipe, b, name))
+            constants.add_row("", f"{name} = {value_text(value)}", _source(recipe, b, name))
         if b.options.get("when") == "before" and not _reads_tokens(bench):
             constants.add_row("", "", "the advantage reads the row's reward: the whole row pays")
         if b.component.hook == "kl_loss" and bench.get("kl_reward") and "beta" in b.values:
             constants.add_row("", f"2 beta = {2 * b.values['beta']:g}", "it stands on both hooks")
         parts += [head, *([constants] if constants.row_count else [])]
-    loop = _columns(3)
+    loop = columns(3)
     for name, value in recipe.loop.model_dump().items():
         given = "given" if name in recipe.loop.model_fields_set else "the lab's default"
         why = recipe.source.get(f"loop.{name}", given)
-        loop.add_row("", f"{name} = {_value(value)}", why)
-    low, high = (_value(x) for x in bench.interval)
+        loop.add_row("", f"{name} = {value_text(value)}", why)
+    low, high = (value_text(x) for x in bench.interval)
     roles = [
         *(["a critic"] if bench.has_critic else []),
         *(["a reference"] if bench.has_reference else []),
@@ -126,7 +126,7 @@ def recipe_text(bench: Bench) -> str:
         "pull of one token, by its ratio:",
         _pulls(bench),
     ]
-    return _render(parts)
+    return render(parts)
 
 
 def recipe_json(bench: Bench) -> str:
@@ -169,7 +169,7 @@ def _pulls(bench: Bench) -> Table:
 def _parameters(c: Component) -> list[str]:
     out = []
     for name, p in c.params.items():
-        default = "" if p.default is REQUIRED else f" = {_value(p.default)}"
+        default = "" if p.default is REQUIRED else f" = {value_text(p.default)}"
         space = f" in {p.space}" if p.space else ""
         out.append(f"  {name}{default}{space}")
     return out
@@ -195,7 +195,8 @@ def _doc(shelf: Shelf, name: str) -> str:
     return str(shelf.recipe(name).get("doc", ""))
 
 
-def _value(x: Any) -> str:
+def value_text(x: Any) -> str:
+    """A parameter as a person writes it."""
     if x is None:
         return "none"
     return f"{x:g}" if isinstance(x, float) else str(x).lower() if isinstance(x, bool) else str(x)
@@ -206,7 +207,8 @@ def _heading(slot: str, hooks: Iterable[str]) -> str:
     return f"{slot} ({', '.join(others)})" if others else slot
 
 
-def _table() -> Table:
+def names_table() -> Table:
+    """Name, what it is, where it is from."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), expand=True)
     table.add_column(no_wrap=True)
     table.add_column(ratio=3)
@@ -214,7 +216,8 @@ def _table() -> Table:
     return table
 
 
-def _columns(number: int) -> Table:
+def columns(number: int) -> Table:
+    """Two or three columns of narrow width."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), expand=True)
     table.add_column(width=14)
     if number == 3:
@@ -223,7 +226,8 @@ def _columns(number: int) -> Table:
     return table
 
 
-def _render(parts: Iterable[Any]) -> str:
+def render(parts: Iterable[Any]) -> str:
+    """Text as wide as the terminal; 80 columns where there is none."""
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console = Console(width=80, highlight=False, markup=False, emoji=False)

@@ -67,8 +67,9 @@ class Samples:
 
     def rows(self, index: Tensor) -> Samples:
         """Some of the rows, in that order."""
-        given = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Samples(**{n: None if x is None else x[index] for n, x in given.items()})
+        out: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        out |= {n: x[index] for n, x in out.items() if x is not None}
+        return Samples(**out)
 
     @staticmethod
     def joined(parts: Sequence[Samples]) -> Samples:
@@ -140,9 +141,8 @@ class Policy:
         encoded = [self.tokenizer.encode(p) for p in prompts]
         prompt_ids, prompt_mask = tokens.left_padded(encoded, self.tokenizer.pad_id)
         out = self._forward(prompt_ids, prompt_mask, use_cache=True, logits_to_keep=1)
-        cache = out.cache
         logits = out.logits[:, -1].repeat_interleave(group_size, 0)
-        cache.batch_repeat_interleave(group_size)
+        out.cache.batch_repeat_interleave(group_size)
         prompt_ids = prompt_ids.repeat_interleave(group_size, 0)
         prompt_mask = prompt_mask.repeat_interleave(group_size, 0)
         attention, length = prompt_mask, prompt_mask.sum(1, keepdim=True)
@@ -160,7 +160,7 @@ class Policy:
             if t + 1 == budget or bool(finished.all()):
                 break
             attention = torch.cat([attention, torch.ones_like(chosen)], 1)
-            out = self._forward(chosen, attention, length + t, use_cache=True, cache=cache)
+            out = self._forward(chosen, attention, length + t, use_cache=True, cache=out.cache)
             logits = out.logits[:, -1]
         drawn = tokens.ends(torch.cat(ids, 1), self.tokenizer.eos_ids, stops)
         return self._samples((prompt_ids, prompt_mask), (ids, logps, kept), drawn, budget)
@@ -216,8 +216,7 @@ class Policy:
         ids = torch.tensor([row + [pad] * (budget - len(row)) for row in rows])
         lengths = torch.tensor([len(row) for row in rows])
         mask = (torch.arange(budget) < lengths[:, None]).float()
-        closing = [self.tokenizer.eos_ids, *([self.stop_ids(stops)] if stops else [])]
-        _, reason = tokens.ends(ids, *closing)
+        _, reason = tokens.ends(ids, self.tokenizer.eos_ids, self.stop_ids(stops))
         return Samples(prompt_ids, prompt_mask, ids, mask, torch.zeros_like(mask), reason)
 
     def stop_ids(self, stops: str) -> tuple[int, ...]:

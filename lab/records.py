@@ -183,12 +183,12 @@ def run_table(folder: Path, labels: Mapping[str, Any]) -> pd.DataFrame:
                 within.setdefault(name, []).append(value)
             continue
         if within:
-            rows += [("train", *last.values(), n, _mean(xs)) for n, xs in within.items()]
+            rows += [("train", *last.values(), n, mean(xs)) for n, xs in within.items()]
             within = {}
         split = "eval" if moment.at == "eval" else "train"
         rows += [(split, *moment.counters.values(), n, x) for n, x in moment.metrics.items()]
     if within:
-        rows += [("train", *last.values(), n, _mean(xs)) for n, xs in within.items()]
+        rows += [("train", *last.values(), n, mean(xs)) for n, xs in within.items()]
     table = pd.DataFrame(rows, columns=["split", *COUNTERS, "metric", "value"])
     for name, value in labels.items():
         table[name] = value
@@ -196,8 +196,12 @@ def run_table(folder: Path, labels: Mapping[str, Any]) -> pd.DataFrame:
     return table[list(COLUMNS)]
 
 
-def _mean(values: list[float]) -> float:
+def mean(values: list[float]) -> float:
+    """The mean of the numbers that are any; NaN where there is none."""
+    """Of the numbers that are one; NaN where there is none, or infinities of both signs."""
     known = [x for x in values if not math.isnan(x)]
+    if not all(math.isfinite(x) for x in known):
+        return sum(known)
     return math.fsum(known) / len(known) if known else math.nan
 
 

@@ -1,15 +1,17 @@
 """A study's results folder: what was planned, what is there, as tables. No torch.
 
 The folder holds ``study.json`` (the frozen study and the plan), ``runs/<key>/`` (a folder a run),
-and what is made of them: ``runs.csv.gz`` (the long table), ``pulls.csv``, ``tables/``,
-``figures/``, ``report.html``. A committed reference has no run folders: the rows of its
-``runs.csv.gz`` stand for them.
+and what is made of them: ``runs.csv.gz`` (the long table), ``ends.csv`` (how each run ended),
+``pulls.csv``, ``answers.json``, ``tables/``, ``figures/``, ``report.html``. A committed reference
+has no run folders: those four files stand for them.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,14 @@ from typing import Any
 import pandas as pd
 
 from lab import records
-from lab.errors import LabError
+from lab.errors import LabError, nearest, one_of
 
 STUDY, RUNS, TABLE, CURVES = "study.json", "runs", "runs.csv.gz", "pulls.csv"
+ENDS, ANSWERS = "ends.csv", "answers.json"
+#: What names a run inside a study: one key stands in two arms that are one recipe by two names.
+PLACE = ("recipe", "condition", "seed")
+CURVE = ("recipe", "condition", "sign", "ratio", "pull")
+ANSWER = (*PLACE, "rollout", "prompt", "response", "score", "stop_reason")
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,8 @@ class Results:
             optimum, recipes (name -> description), conditions, contrasts, budget, plan.
         table: the long table of the planned runs that are finished (lab.records.COLUMNS).
         pulls: recipe, condition, sign, ratio, pull: each objective's weight curve.
+        answers: of each arm's first seed, those of its first and last evaluation: recipe,
+            condition, seed, rollout, prompt, response, score, stop_reason.
         runs: a row a planned run: run_key, recipe, condition, seed, status (ok, diverged, crashed,
             killed, missing), failure.
     """
@@ -40,6 +49,7 @@ class Results:
     study: Mapping[str, Any]
     table: pd.DataFrame
     pulls: pd.DataFrame
+    answers: pd.DataFrame
     runs: pd.DataFrame
 
     @property
@@ -68,35 +78,85 @@ def load(folder: Path) -> Results:
     if not (folder / STUDY).is_file():
         raise LabError(f"{folder} is no results folder: there is no {STUDY}")
     study = records.read_json(folder / STUDY)
-    old = records.read_table(folder / TABLE) if (folder / TABLE).is_file() else None
-    curves = pd.read_csv(folder / CURVES) if (folder / CURVES).is_file() else None
-    tables, pulls, rows = [], [], []
+    old = _Old.of(folder)
+    tables, pulls, rows = [], [old.pulls], []
+    answers: list[dict[str, Any]] = []
     for planned in study["plan"]:
-        key, place = planned["run_key"], folder / RUNS / planned["run_key"]
+        place = folder / RUNS / planned["run_key"]
         labels = {**planned, "study": study["hash"], "stage": "evaluation", "task": _task(study)}
-        status, failure = "missing", ""
+        first = planned["seed"] == study["seeds"][0]
         if records.finished(place):
             result = records.read_json(place / records.RESULT)
             status, failure = result["status"], _failure(result)
             tables.append(records.run_table(place, labels))
             pulls.append(_curve(place, planned))
-        elif old is not None and (rows_of := old[old["run_key"] == key]).size:
-            status = str(rows_of["status"].iloc[0])
-            tables.append(rows_of.assign(**labels)[list(records.COLUMNS)])
+            answers += _answers(place, planned) if first else []
+        else:
+            status, failure, kept = old.run(planned)
+            tables.append(kept.assign(**labels)[list(records.COLUMNS)])
+            answers += old.answers_of(planned)
         rows.append({**planned, "status": status, "failure": failure})
-    table = pd.concat(tables) if tables else pd.DataFrame(columns=list(records.COLUMNS))
-    curve = pd.concat([*([curves] if curves is not None else []), *pulls]) if pulls else curves
-    if curve is None:
-        curve = pd.DataFrame(columns=["recipe", "condition", "sign", "ratio", "pull"])
-    curve = curve.drop_duplicates(["recipe", "condition", "sign", "ratio"], keep="last")
-    runs = pd.DataFrame(rows)
-    return Results(folder, study, table.reset_index(drop=True), curve, runs)
+    curve = _joined(pulls, CURVE).drop_duplicates(list(CURVE[:-1]), keep="last")
+    shown = pd.DataFrame(answers, columns=list(ANSWER))
+    table = _joined(tables, records.COLUMNS)
+    return Results(folder, study, table, curve, shown, pd.DataFrame(rows))
+
+
+def _joined(parts: Sequence[pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
+    known = [p for p in parts if len(p)]
+    if not known:
+        return pd.DataFrame(columns=list(columns))
+    return pd.concat(known, ignore_index=True)
+
+
+@dataclass(frozen=True)
+class _Old:
+    """What an earlier `write` has left, for the runs whose folders are gone."""
+
+    table: pd.DataFrame
+    ends: Mapping[tuple[str, ...], tuple[str, str]]
+    pulls: pd.DataFrame
+    answers: Sequence[dict[str, Any]]
+
+    @classmethod
+    def of(cls, folder: Path) -> _Old:
+        table = pd.DataFrame(columns=list(records.COLUMNS))
+        if (folder / TABLE).is_file():
+            table = records.read_table(folder / TABLE)
+        ends = {}
+        if (folder / ENDS).is_file():
+            kept: Any = pd.read_csv(folder / ENDS, dtype=str, keep_default_na=False)
+            ends = {_arm(r): (r["status"], r["failure"]) for r in kept.to_dict("records")}
+        pulls = pd.DataFrame(columns=list(CURVE))
+        if (folder / CURVES).is_file():
+            pulls = pd.read_csv(folder / CURVES)
+        answers = records.read_json(folder / ANSWERS) if (folder / ANSWERS).is_file() else []
+        return cls(table, ends, pulls, answers)
+
+    def run(self, planned: Mapping[str, Any]) -> tuple[str, str, pd.DataFrame]:
+        """Status, failure and rows of a planned run: `missing` and none where it never ended."""
+        rows = self.table
+        for name in ("run_key", "recipe", "condition"):
+            rows = rows[rows[name] == planned[name]]
+        found = str(rows["status"].iloc[0]) if len(rows) else "missing"
+        status, failure = self.ends.get(_arm(planned), (found, ""))
+        return status, failure, rows
+
+    def answers_of(self, planned: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [row for row in self.answers if all(row[n] == planned[n] for n in PLACE)]
+
+
+def _arm(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(row[n]) for n in ("run_key", "recipe", "condition"))
 
 
 def write(results: Results) -> None:
     """The long table and the weight curves, beside the run folders they come from."""
     records.write_table(results.table, results.folder / TABLE)
     records.write_table(results.pulls, results.folder / CURVES)
+    ended = results.runs[results.runs["status"] != "missing"]
+    records.write_table(ended[["run_key", *PLACE, "status", "failure"]], results.folder / ENDS)
+    records.write_json(results.folder / ANSWERS, results.answers.to_dict("records"))
 
 
 def _task(study: Mapping[str, Any]) -> str:
@@ -111,11 +171,61 @@ def _failure(result: Mapping[str, Any]) -> str:
 
 def _curve(place: Path, planned: Mapping[str, Any]) -> pd.DataFrame:
     if not (place / records.PULLS).is_file():  # a run that crashed before it began
-        return pd.DataFrame(columns=["recipe", "condition", "sign", "ratio", "pull"])
+        return pd.DataFrame(columns=list(CURVE))
     data = records.read_json(place / records.PULLS)
     parts = [
         pd.DataFrame({"sign": sign, "ratio": data["ratio"], "pull": data[name]})
         for name, sign in (("positive", 1), ("negative", -1))
     ]
     chosen = {n: planned[n] for n in ("recipe", "condition")}
-    return pd.concat(parts).assign(**chosen)[["recipe", "condition", "sign", "ratio", "pull"]]
+    return pd.concat(parts).assign(**chosen)[list(CURVE)]
+
+
+def _answers(place: Path, planned: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The answers of a run's first and last evaluation."""
+    file = place / records.ANSWERS
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    rows = [{**{n: planned[n] for n in PLACE}, **json.loads(line)} for line in lines]
+    ends = {rows[0]["rollout"], rows[-1]["rollout"]} if rows else set()
+    return [row for row in rows if row["rollout"] in ends]
+
+
+def folders(given: str | None) -> list[Path]:
+    """The results folders of a name (results/NAME) or path; of all that are here when left out.
+
+    Raises:
+        LabError: if there is none.
+    """
+    if given is None:
+        found = sorted(p.parent for p in Path("results").glob(f"*/{STUDY}"))
+        if not found:
+            raise LabError("no results here: lab run STUDY makes some in results/")
+        return found
+    for folder in (Path(given), Path("results") / given):
+        if (folder / STUDY).is_file():
+            return [folder]
+    known = [p.parent.name for p in Path("results").glob(f"*/{STUDY}")]
+    raise LabError(
+        f"no results of {given!r}.{nearest(given, known)} There are {one_of(known)}; "
+        "or give a results folder"
+    )
+
+
+def state(folder: Path) -> Iterator[str]:
+    """How far a results folder is, line by line."""
+    found = load(folder)
+    counts = found.counts
+    ended = sum(c for n, c in counts.items() if n != "missing")
+    yield (
+        f"{found.study['name']} ({found.study['scale']}, hash {found.study['hash']}): "
+        f"{ended} of {len(found.runs)} runs"
+    )
+    for name in ("ok", "diverged", "crashed", "missing"):
+        if counts.get(name):
+            yield f"  {name:<9} {counts[name]}"
+    under_way = [p for p in (folder / RUNS).glob(".*.*.*") if p.is_dir()]
+    if under_way:
+        yield f"  under way {len(under_way)}"
+    newest = max((p.stat().st_mtime for p in (folder / RUNS).glob("*/")), default=0.0)
+    if newest and ended < len(found.runs):
+        yield f"  the last one ended {(time.time() - newest) / 60:.0f} min ago"

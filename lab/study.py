@@ -10,8 +10,7 @@ import math
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +20,7 @@ from lab import records, results
 from lab.errors import LabError
 from lab.execute import Executor, Job, Limits, Outcome
 from lab.identity import digest, environment, run_key
-from lab.protocol import Study, plain
+from lab.protocol import Study, plain, read
 from lab.settings import Budget, Spec
 from lab.shelf import Shelf
 from lab.train import prepared
@@ -229,6 +228,7 @@ class Driver:
             self.executor.submit(job)
         open_keys, counts = set(jobs), {"ok": done}
         while open_keys:
+            before = len(open_keys)
             for outcome in self.executor.poll(5.0):
                 if outcome.key not in open_keys:
                     continue  # delivered twice
@@ -236,8 +236,9 @@ class Driver:
                 if ended:
                     open_keys.discard(outcome.key)
                     counts[ended] = counts.get(ended, 0) + 1
-            text = ", ".join(f"{n} {c}" for n, c in counts.items() if n != "ok" and c)
-            self.console.progress(total - len(open_keys), total, text)
+            if len(open_keys) < before:
+                text = ", ".join(f"{c} {n}" for n, c in counts.items() if n != "ok")
+                self.console.progress(total - len(open_keys), total, text)
 
     def _job(self, run: Planned) -> Job:
         return Job(run.key, run.spec.data(), self.folder / results.RUNS, self.plugins)
@@ -355,7 +356,7 @@ def run(
     shelf: Shelf,
     console: Console,
     workers: int = 0,
-    plugins: Sequence[str] = (),
+    plugins: Sequence[str | Path] = (),
     limits: Limits | None = None,
 ) -> Plan:
     """Run a study at a scale into a folder; what is finished there already stays.
@@ -385,21 +386,10 @@ def run(
     return made
 
 
-def state(folder: Path) -> Iterator[str]:
-    """How far a results folder is, line by line."""
-    found = results.load(folder)
-    counts = found.counts
-    ended = sum(c for n, c in counts.items() if n != "missing")
-    yield (
-        f"{found.study['name']} ({found.study['scale']}, hash {found.study['hash']}): "
-        f"{ended} of {len(found.runs)} runs"
-    )
-    for name in ("ok", "diverged", "crashed", "missing"):
-        if counts.get(name):
-            yield f"  {name:<9} {counts[name]}"
-    under_way = [p for p in (folder / results.RUNS).glob(".*.*.*") if p.is_dir()]
-    if under_way:
-        yield f"  under way {len(under_way)}"
-    newest = max((p.stat().st_mtime for p in (folder / results.RUNS).glob("*/")), default=0.0)
-    if newest and ended < len(found.runs):
-        yield f"  the last one ended {(time.time() - newest) / 60:.0f} min ago"
+def find(given: str, shelf: Shelf) -> Study:
+    """A study by file, or by name: of the folder `studies` here, or of those that come with it.
+
+    Raises:
+        LabError: if there is none, or it is not valid.
+    """
+    return read(given, shelf, (Path("studies"), Path(__file__).parent / "studies"))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from lab.step import Step
 from lab.streams import Streams
 from lab.task import Task, build, record
 from lab.tools import group_std, masked_mean
-from lab.update import DivergedError, KLStop, update
+from lab.update import DivergedError, KLStop, not_finite, update
 
 #: Ratios at which a run records its objective's pull: .1 to 10, evenly in the logarithm.
 CURVE = tuple(10 ** (i / 40) for i in range(-40, 41))
@@ -130,9 +131,10 @@ class _Training:
         if not self._resumed():
             self.writer.cut(dict.fromkeys(self.writer.lines(), 0))
             self.writer.moment("start", self.counters, vars(start))
-            self._evaluate()
         failure = None
         try:
+            if not self.final:
+                self._evaluate()
             while self._spent() < 1:
                 self._rollout()
                 if progress is not None:
@@ -188,9 +190,10 @@ class _Training:
         now.progress = self._spent()
         now.key = (self.streams.task, self.streams.seed, number)
         with self._timed("sampling"):
-            rollout = self.collector.collect(number, check=number == 0)
-            step = prepare(self.this.bench, rollout.step)
-        self.counters["generated_tokens"] += rollout.generated_tokens
+            with _from_finite_weights():
+                rollout = self.collector.collect(number, check=number == 0)
+            self.counters["generated_tokens"] += rollout.generated_tokens
+            step = self._prepared(rollout.step)
         with self._timed("updates"):
             made = self._updates(number, rollout, step)
         self.this.bench.remember(step)
@@ -202,6 +205,20 @@ class _Training:
         if self.counters["rollout"] % every == 0 or self._spent() >= 1:
             self._evaluate()
         self._checkpoint()
+
+    def _prepared(self, step: Step) -> Step:
+        """The rollout's side of the objective; the first hook that is not finite ends the run."""
+        bench = self.this.bench
+
+        def refuse_infinite(hook: str, result: Tensor) -> None:
+            if not bool(torch.isfinite(result).all()):
+                raise not_finite(bench, hook, result)
+
+        bench.watch = refuse_infinite
+        try:
+            return prepare(bench, step)
+        finally:
+            bench.watch = None
 
     def _updates(self, number: int, rollout: Rollout, step: Step) -> int:
         """E x M updates on one rollout, fewer where kl_stop says so; how many were made."""
@@ -239,13 +256,14 @@ class _Training:
         late = {"surrogate", "kl_loss", "extra_loss", "aggregate"}
         late |= {"normalize"} if per == "minibatch" else set()
         return any(
-            b.component.hook in late and b.declares("needs_group") > 1
-            for b in self.this.bench.bound
+            "group" in b.component.inputs or b.declares("needs_group") > 1
+            for b in self.this.bench.everything
+            if b.component.hook in late
         )
 
     def _evaluate(self) -> None:
         settings = self.this.spec.settings
-        with self._timed("evaluation"):
+        with self._timed("evaluation"), _from_finite_weights():
             found = heldout.evaluate(
                 self.this.bench,
                 self.this.task,
@@ -303,6 +321,17 @@ class _Training:
         return _Clock(self.seconds, what)
 
 
+@contextmanager
+def _from_finite_weights() -> Iterator[None]:
+    """Sampling from weights whose logits are not finite: the run has diverged in its last step."""
+    try:
+        yield
+    except RuntimeError as e:
+        if "probability tensor" not in str(e):  # torch.multinomial's complaint
+            raise
+        raise DivergedError("sampling", "", "the policy's probabilities are not finite") from None
+
+
 @dataclass
 class _Clock:
     """Adds the seconds spent inside to a total."""
@@ -322,23 +351,26 @@ class _Clock:
 def _rollout_numbers(rollout: Rollout, step: Step) -> dict[str, float]:
     """Numbers of a rollout, before its updates.
 
-    ``reward``: mean score of the sampled answers; ``reward_std``: its population std;
-    ``response_length``: mean tokens, the end token included; ``response_truncated``: share of rows
-    cut at the limit; ``zero_variance``: share of groups whose rewards are all equal; ``kept``:
-    share of rows that the filters keep; ``unscored``: rows that left for want of a score;
-    ``batches``: batches sampled; ``advantage_abs``: mean |A| over tokens, as the surrogate sees
-    it.
+    Over every sampled row with a score, those that a refilling filter sent away included:
+    ``reward``: mean score of the answers; ``reward_std``: its population std; ``response_length``:
+    mean tokens, the end token included; ``response_truncated``: share of rows cut at the limit;
+    ``zero_variance``: share of groups whose rewards are all equal; ``kept``: share of rows that
+    the updates use.
+
+    ``unscored``: rows that left for want of a score; ``batches``: batches sampled;
+    ``advantage_abs``: mean |A| over the updates' tokens, as the surrogate sees it.
     """
-    rewards, group = step["rewards"], step["group"]
-    ids, first = _first_rows(group)
-    spread = group_std(rewards, group, 0)
+    rows = rollout.sampled
+    rewards, samples = rows.rewards, rows.samples
+    ids, first = _first_rows(rows.group)
+    spread = group_std(rewards, rows.group, 0)
     return {
         "reward": float(rewards.mean()),
         "reward_std": float(rewards.std(correction=0)),
-        "response_length": float(step["lengths"].float().mean()),
-        "response_truncated": float((step["stop_reason"] == int(StopReason.LENGTH)).float().mean()),
+        "response_length": float(samples.mask.sum(1).mean()),
+        "response_truncated": float((samples.stop_reason == int(StopReason.LENGTH)).float().mean()),
         "zero_variance": float((spread[first] == 0).sum()) / max(1, len(ids)),
-        "kept": float((step["mask"].sum(1) > 0).float().mean()),
+        "kept": float((step["mask"].sum(1) > 0).sum()) / len(samples),
         "unscored": float(rollout.unscored),
         "batches": float(rollout.batches),
         "advantage_abs": float(masked_mean(step["advantages"].abs(), step["mask"])),

@@ -19,10 +19,10 @@ from lab.tools import masked_mean
 
 
 class DivergedError(Exception):
-    """A loss or gradient that is not finite; no parameter has been touched by that step.
+    """What is not finite, in a loss, a gradient, a rollout; no parameter is touched by that step.
 
     Attributes:
-        hook: where it came from: a hook, or "gradient".
+        hook: where it came from: a hook, "gradient", or "sampling".
         component: which component, where one can be named.
         statistic: what was not finite.
     """
@@ -85,6 +85,8 @@ def update(
     for steps in trained:
         steps.optimiser.zero_grad()
     torch.autograd.backward(total)
+    if warming:  # a shared backbone is the policy: a step of its critic would move it
+        roles.policy.model.zero_grad()
     metrics |= _stepped(bench, out, roles, trained)
     metrics |= bench.observe("update", loss.observed(bench, _detached(part), out.detached()))
     return Updated(metrics, int(part["mask"].sum()))
@@ -160,8 +162,10 @@ def _gradient_cause(bench: Bench, out: Evaluation) -> DivergedError:
 
 def _cause(bench: Bench, out: Evaluation) -> DivergedError | None:
     """The first hook, in the order of a run, whose numbers are not finite."""
+    # a rollout's advantages have been found finite: what is not was made for this minibatch
+    late = bench.option("normalize", "per") == "minibatch"
     seen = {
-        "advantage": out.advantages,
+        "normalize" if late else "advantage": out.advantages,
         "ratio": out.ratio,
         "surrogate": out.surrogate,
         "kl_loss": out.kl,
@@ -171,8 +175,12 @@ def _cause(bench: Bench, out: Evaluation) -> DivergedError | None:
     }
     for hook, x in [*seen.items(), ("surrogate", out.pull)]:
         if x is not None and not bool(torch.isfinite(x).all()):
-            bad = int((~torch.isfinite(x)).sum())
-            what = "pulls" if x is out.pull else "values"
-            names = " + ".join(str(b.component) for b in bench.get(hook))
-            return DivergedError(hook, names, f"{bad} of {x.numel()} {what} are not finite")
+            return not_finite(bench, hook, x, "pulls" if x is out.pull else "values")
     return None
+
+
+def not_finite(bench: Bench, hook: str, x: Tensor, what: str = "values") -> DivergedError:
+    """That a hook's numbers are not finite, with its components and the wrappers around them."""
+    names = " + ".join(str(b.component) for b in bench.bound if b.component.hook == hook)
+    bad = int((~torch.isfinite(x)).sum())
+    return DivergedError(hook, names, f"{bad} of {x.numel()} {what} are not finite")

@@ -45,7 +45,7 @@ class Teaching:
 
     lr: float = 2e-3
     batch: int = 64
-    check_every: int = 2
+    check_every: int = 4
     check_prompts: int = 256
     most_steps: int = 2000
 

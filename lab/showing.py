@@ -1,0 +1,158 @@
+"""What `lab tasks` and `lab show` print: 80 columns where there is no terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lab import records
+from lab.errors import LabError
+from lab.listing import columns, names_table, render, value_text
+from lab.shelf import Shelf
+from lab.task import build, describe
+
+
+def tasks_text(shelf: Shelf) -> str:
+    """Every task with its settings and an example."""
+    table = names_table()
+    for name in shelf.names("tasks"):
+        told = describe(build(name, {}, shelf))
+        knobs = ", ".join(f"{k} = {value_text(v)}" for k, v in told["settings"].items())
+        example = f"{told['prompt']} -> {told['answer']}"
+        table.add_row(
+            name, "\n".join([told["doc"], knobs, example]), shelf.plugin_of("tasks", name)
+        )
+    return render(["tasks, with their settings and an example:", "", table])
+
+
+def task_text(name: str, settings: Mapping[str, Any], shelf: Shelf) -> str:
+    """One task: all there is to know of it before a run."""
+    task = build(name, settings, shelf)
+    told = describe(task)
+    rows = {
+        "version": told["version"],
+        "settings": ", ".join(f"{k} = {value_text(v)}" for k, v in told["settings"].items()),
+        "prompt": told["prompt"],
+        "right answer": told["answer"],
+        "characters": told["characters"],
+        "response tokens": f"at most {told['budget']}, the end token included",
+        "stops": told["stops"] or "none: an end token",
+        "optimum": value_text(float(told["optimum"])),
+        "warm start": _warm(told["warm_start"]),
+        "held out": "none: few prompts, shared" if told["shared_prompts"] else "a quarter",
+        "isolates": told["isolates"] or "-",
+        "control": told["control"] or "-",
+    }
+    table = columns(2)
+    for key, value in rows.items():
+        table.add_row(f"  {key}", str(value))
+    return render([f"{told['name']}: {told['doc']}", "", table])
+
+
+def tasks_json(shelf: Shelf, name: str | None, settings: Mapping[str, Any]) -> str:
+    """The same for machines."""
+    if name is not None:
+        return json.dumps(describe(build(name, settings, shelf)), indent=2)
+    told = {n: describe(build(n, {}, shelf)) for n in shelf.names("tasks")}
+    return json.dumps(told, indent=2)
+
+
+def run_text(folder: Path) -> str:
+    """A run: what it was, how it went, what it answered."""
+    if not (folder / records.RUN).is_file():
+        raise LabError(f"{folder} holds no run: there is no {records.RUN}")
+    run = records.read_json(folder / records.RUN)
+    parts: list[Any] = [*_head(run, folder), ""]
+    evaluations = [m for m in records.moments(folder) if m.at == "eval"]
+    table = columns(3)
+    for name in dict.fromkeys(n for m in evaluations for n in m.metrics):
+        shown = [m.metrics[name] for m in evaluations if name in m.metrics]
+        table.add_row(f"  {name}", value_text(shown[0]), value_text(shown[-1]))
+    parts += ["held out: at the start, at the end", table, ""]
+    parts += ["the last updates, averaged over the last rollout", _updates(folder), ""]
+    parts += _answers(folder)
+    return render(parts)
+
+
+def run_json(folder: Path) -> str:
+    """The same for machines: the record, the result, every moment, every answer."""
+    if not (folder / records.RUN).is_file():
+        raise LabError(f"{folder} holds no run: there is no {records.RUN}")
+    data = {
+        "run": records.read_json(folder / records.RUN),
+        "result": records.read_json(folder / records.RESULT) if records.finished(folder) else None,
+        "moments": [vars(m) for m in records.moments(folder)],
+        "answers": list(_read_answers(folder)),
+    }
+    return json.dumps(data, indent=2)
+
+
+def _head(run: Mapping[str, Any], folder: Path) -> list[str]:
+    spec = run["spec"]
+    task = " ".join(f"{k}={value_text(v)}" for k, v in spec["task"].items() if k != "name")
+    status, spent = "under way", ""
+    if records.finished(folder):
+        result = records.read_json(folder / records.RESULT)
+        status = result["status"]
+        spent = ", ".join(f"{v} {k.replace('_', ' ')}" for k, v in result["counters"].items())
+        if result["failure"]:
+            named = [str(x) for x in result["failure"].values() if x]
+            status += f" ({'; '.join(named)})"
+    lines = [
+        f"{spec['recipe']['name']} on {spec['task']['name']} {task}".rstrip()
+        + f", seed {spec['seed']}, model {spec['settings']['model']}: {status}",
+        *([spent] if spent else []),
+        f"key {run['key'][:16]}",
+    ]
+    for c in run.get("record", {}).get("components", []):
+        given = {**c["parameters"], **c["options"]}
+        text = ", ".join(f"{k}={value_text(v)}" for k, v in given.items())
+        lines.append(f"  {c['slot']}: {c['name']}" + (f" ({text})" if text else ""))
+    return lines
+
+
+def _updates(folder: Path) -> Any:
+    last: dict[str, list[float]] = {}
+    rollout = -1
+    for m in records.moments(folder):
+        if m.at != "update":
+            continue
+        if m.counters["rollout"] != rollout:
+            rollout, last = m.counters["rollout"], {}
+        for name, x in m.metrics.items():
+            last.setdefault(name, []).append(x)
+    table = columns(3)
+    for name, xs in last.items():
+        table.add_row(f"  {name}", value_text(records.mean(xs)), "")
+    return table
+
+
+def _answers(folder: Path) -> list[Any]:
+    rows = list(_read_answers(folder))
+    if not rows:
+        return []
+    first, last = rows[0]["rollout"], rows[-1]["rollout"]
+    parts: list[Any] = []
+    for at in dict.fromkeys((first, last)):
+        table = columns(3)
+        for row in (r for r in rows if r["rollout"] == at):
+            score = "none" if row["score"] is None else value_text(float(row["score"]))
+            table.add_row(
+                f"  {row['prompt']}", row["response"] or "(empty)", f"{score}  {row['stop_reason']}"
+            )
+        parts += [f"answers after {at} rollouts: prompt, response, score, how it ended", table, ""]
+    return parts[:-1]
+
+
+def _read_answers(folder: Path) -> Iterable[dict[str, Any]]:
+    file = folder / records.ANSWERS
+    if not file.is_file():
+        return
+    for line in file.read_text(encoding="utf-8").splitlines():
+        yield json.loads(line)
+
+
+def _warm(target: float) -> str:
+    return f"supervised, to an accuracy of {value_text(target)}" if target else "none"
