@@ -144,9 +144,7 @@ def show(
 @app.command()
 def run(
     study: Annotated[str, typer.Argument(help="A study's name, or a file that ends in .toml.")],
-    scale: Annotated[
-        str, typer.Option(help="smoke, small or full, as the study has it.")
-    ] = "small",
+    scale: Annotated[str, typer.Option(help="One that the study declares.")] = "small",
     workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one a core.")] = 0,
     out: Annotated[Path | None, typer.Option(help="The results folder.")] = None,
     plugin: PluginFiles = None,

@@ -65,8 +65,12 @@ class Results:
 
     def metric(self, name: str, split: str) -> pd.DataFrame:
         """The rows of one number: a row a run and moment."""
-        chosen = (self.table["metric"] == name) & (self.table["split"] == split)
-        return self.table[chosen]
+        return self._parts.get((name, split), self.table.iloc[:0])
+
+    @functools.cached_property
+    def _parts(self) -> dict[Any, pd.DataFrame]:
+        """The table by metric and split: it is long, and asked often."""
+        return dict(iter(self.table.groupby(["metric", "split"], sort=False)))
 
 
 def load(folder: Path) -> Results:
