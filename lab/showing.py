@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+from rich.table import Table
 
 from lab import records
 from lab.errors import LabError
@@ -66,10 +69,10 @@ def run_text(folder: Path) -> str:
     run = records.read_json(folder / records.RUN)
     parts: list[Any] = [*_head(run, folder), ""]
     evaluations = [m for m in records.moments(folder) if m.at == "eval"]
-    table = columns(3)
+    table = _numbers()
     for name in dict.fromkeys(n for m in evaluations for n in m.metrics):
         shown = [m.metrics[name] for m in evaluations if name in m.metrics]
-        table.add_row(f"  {name}", value_text(shown[0]), value_text(shown[-1]))
+        table.add_row(f"  {name}", *(f"{x:.4g}" for x in (shown[0], shown[-1])))
     parts += ["held out: at the start, at the end", table, ""]
     parts += ["the last updates, averaged over the last rollout", _updates(folder), ""]
     parts += _answers(folder)
@@ -113,7 +116,7 @@ def _head(run: Mapping[str, Any], folder: Path) -> list[str]:
     return lines
 
 
-def _updates(folder: Path) -> Any:
+def _updates(folder: Path) -> Table:
     last: dict[str, list[float]] = {}
     rollout = -1
     for m in records.moments(folder):
@@ -123,9 +126,18 @@ def _updates(folder: Path) -> Any:
             rollout, last = m.counters["rollout"], {}
         for name, x in m.metrics.items():
             last.setdefault(name, []).append(x)
-    table = columns(3)
-    for name, xs in last.items():
-        table.add_row(f"  {name}", value_text(records.mean(xs)), "")
+    table = _numbers()
+    pairs = [(name, f"{records.mean(xs):.4g}") for name, xs in last.items()]
+    half = (len(pairs) + 1) // 2
+    for left, right in zip_longest(pairs[:half], pairs[half:], fillvalue=("", "")):
+        table.add_row(f"  {left[0]}", left[1], *right)
+    return table
+
+
+def _numbers() -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for width in (22, 14, 20, 14):
+        table.add_column(width=width)
     return table
 
 

@@ -100,6 +100,8 @@ def run(
     Raises:
         LabError: for a mistake in the settings, and for a folder that holds another run.
     """
+    # part of what a run is: its key says so, and two threads a process are slower than one
+    torch.set_num_threads(1)
     shelf = Shelf.installed(plugins)
     return _Training(prepared(spec, shelf), Writer(folder), say).go(progress)
 

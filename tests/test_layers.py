@@ -36,8 +36,8 @@ ORDER = (
     ),
     *("results", "tables", "plots", "report", "tokens", "text", "rollout", "loss", "policy"),
     *("task", "streams", "settings", "identity", "protocol", "testing"),
-    *("roles", "collect", "heldout", "update", "warm", "checkpoint", "train"),
-    *("exact", "gradients", "execute", "study", "bridge", "sanity", "listing", "cli"),
+    *("roles", "collect", "heldout", "update", "warm", "checkpoint", "train", "console", "single"),
+    *("exact", "gradients", "execute", "study", "bridge", "sanity", "listing", "showing", "cli"),
 )
 #: Third-party modules that are imported in one place only.
 HOME = {"transformers": "policy", "optuna": "study", "trl": "bridge", "typer": "cli"}
