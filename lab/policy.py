@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab import tokens
+from lab import llama, tokens
 from lab.errors import LabError, nearest
 from lab.text import Characters, Pretrained, Tokenizer, stop_ids
 from lab.tokens import Sampling
@@ -111,6 +111,7 @@ class Policy:
     def __init__(self, model: Any, tokenizer: Tokenizer, preset: bool) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
+        self.preset = preset
         self.limit = LIMITS["preset" if preset else "other"]
 
     @property
@@ -244,26 +245,31 @@ class Policy:
             entropy: whether to compute it.
             head: of a critic that shares this backbone.
         """
+        # position t - 1 predicts token t: from the prompt's last position on, without the last one,
+        # after which only a critic has something to say
+        logits, states = self._read(samples, samples.ids.shape[1], head is not None)
+        values = None if head is None else head(states).squeeze(-1)
+        return Scored(
+            tokens.token_logp(logits, samples.ids, samples.mask, temperature, samples.kept),
+            tokens.entropy(logits, samples.mask, temperature) if entropy else None,
+            values,
+        )
+
+    def _read(self, samples: Samples, budget: int, states: bool) -> tuple[Tensor, Tensor | None]:
+        """Logits [B,T,V] of the responses and, where asked for, hidden states [B,T+1,width]."""
+        if self.preset:
+            found = _hidden(self.model.base_model, samples, after=states)
+            return self.model.get_output_embeddings()(found[:, :budget]), found if states else None
         attention, ids, place = _sequence(samples)
-        budget = samples.ids.shape[1]
         out = self._forward(
             ids,
             attention,
             place,
             use_cache=False,
             logits_to_keep=budget + 1,
-            output_hidden_states=head is not None,
+            output_hidden_states=states,
         )
-        # position t - 1 predicts token t: from the prompt's last position on, without the last one
-        logits = out.logits[:, :-1]
-        values = None
-        if head is not None:
-            values = head(out.hidden_states[-1][:, -budget - 1 :]).squeeze(-1)
-        return Scored(
-            tokens.token_logp(logits, samples.ids, samples.mask, temperature, samples.kept),
-            tokens.entropy(logits, samples.mask, temperature) if entropy else None,
-            values,
-        )
+        return out.logits[:, :-1], out.hidden_states[-1][:, -budget - 1 :] if states else None
 
     def causes(self) -> list[str]:
         """What of this model is known to spoil the re-scoring of its own rollout."""
@@ -287,6 +293,15 @@ def _sequence(samples: Samples) -> tuple[Tensor, Tensor, Tensor]:
     return attention, torch.cat([samples.prompt_ids, samples.ids], 1), tokens.positions(attention)
 
 
+def _hidden(backbone: Any, samples: Samples, after: bool) -> Tensor:
+    """A preset's hidden states before each response token, and after the last one where asked."""
+    attention, ids, place = _sequence(samples)
+    budget = samples.ids.shape[1]
+    end = ids.shape[1] - (not after)
+    keep = budget + after
+    return llama.hidden(backbone, ids[:, :end], attention[:, :end], place[:, :end], keep)
+
+
 class Critic(nn.Module):
     """Values from a backbone of its own and a head that starts at 0.
 
@@ -298,14 +313,19 @@ class Critic(nn.Module):
         super().__init__()
         self.backbone = copy.deepcopy(policy.model.base_model).requires_grad_(True).eval()
         self.head = value_head(policy)
+        self.preset = policy.preset
 
     def forward(self, samples: Samples) -> Tensor:
         """[B,T+1]: the value before each response token, and after the last."""
-        attention, ids, place = _sequence(samples)
-        out = self.backbone(
-            input_ids=ids, attention_mask=attention, position_ids=place, use_cache=False
-        )
-        values: Tensor = self.head(out.last_hidden_state[:, -samples.ids.shape[1] - 1 :])
+        if self.preset:
+            states = _hidden(self.backbone, samples, after=True)
+        else:
+            attention, ids, place = _sequence(samples)
+            out = self.backbone(
+                input_ids=ids, attention_mask=attention, position_ids=place, use_cache=False
+            )
+            states = out.last_hidden_state[:, -samples.ids.shape[1] - 1 :]
+        values: Tensor = self.head(states)
         return values.squeeze(-1)
 
 
@@ -329,6 +349,7 @@ def build(name: str, characters: str, seed: int) -> Policy:
     Raises:
         LabError: for a name that is nothing of these, and a vocabulary that misses a character.
     """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched unless the person says so
     if name in PRESETS:
         return _preset(name, characters, seed)
     policy = _pretrained(name)
@@ -365,8 +386,8 @@ def _preset(name: str, characters: str, seed: int) -> Policy:
 
 
 def _pretrained(name: str) -> Policy:
-    # nothing is fetched unless HF_HUB_OFFLINE=0 says so; the library reads it only at its import
-    offline = os.environ.setdefault("HF_HUB_OFFLINE", "1").lower() in ("1", "on", "yes", "true")
+    # asked here too: something else may have imported the hub's library, which reads it then
+    offline = os.environ["HF_HUB_OFFLINE"].lower() in ("1", "on", "yes", "true")
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 

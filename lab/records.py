@@ -30,6 +30,8 @@ COLUMNS = (
     *COUNTERS,
     *("metric", "value", "status"),
 )
+_WORDS = ("run_key", "study", "stage", "recipe", "condition", "config_hash", "task", "split")
+_WORDS += ("metric", "status")  # type: ignore[assignment]
 METRICS, ANSWERS, RUN, RESULT = "metrics.jsonl", "answers.jsonl", "run.json", "result.json"
 PULLS, TIME = "pulls.json", "time.json"
 
@@ -221,8 +223,11 @@ def read_table(file: Path) -> pd.DataFrame:
     """
     if not file.is_file():
         raise LabError(f"{file}: no such table")
-    table = pd.read_csv(file, float_precision="round_trip", keep_default_na=True)
+    # words stay words: a hash of digits is no number, an empty condition and a recipe `nan` no gap
+    words = dict.fromkeys((*_WORDS, "value"), str)
+    table = pd.read_csv(file, dtype=words, keep_default_na=False)
     missing = [c for c in COLUMNS if c not in table.columns]
     if missing:
         raise LabError(f"{file} has no column {missing[0]!r}")
+    table["value"] = [float(x) if x else math.nan for x in table["value"]]  # to the last bit
     return table[list(COLUMNS)]

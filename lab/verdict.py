@@ -27,7 +27,6 @@ study under G2 is not allowed to say *equivalent* either: that would be the only
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -141,7 +140,7 @@ def judge(
     Runs are paired by seed. Holm's adjustment runs over the declared contrasts alone, m of them;
     one that a guard rail leaves untested counts in m, with p = 1. `planned` is the number of seeds
     of a finished study: with fewer in any contrast no word is said. Beyond 16 seeds the signs are
-    drawn from a stream of (seed, contrast's name), so a further contrast changes no other's p.
+    drawn from `seed`, anew for each contrast, so a further contrast changes no other's p.
 
     Raises:
         LabError: seeds missing on one side or beyond the plan, a score that is not finite, one
@@ -159,7 +158,8 @@ def judge(
     complete = [_check_plan(case, planned) for case in pairs]
     rule = _Rule(margin, alpha, sum(declared), planned, all(complete))
     cases = [_Case(c.contrast, c.x, c.y, c.d, tuple(_rails(c, rule))) for c in pairs]
-    p = [_sign_flip(case, seed) if case.tested else math.nan for case in cases]
+    signs = [np.random.default_rng(seed) for _ in cases]
+    p = [sign_flip(c.d, g) if c.tested else math.nan for c, g in zip(cases, signs, strict=True)]
     tost_p = [tost(case.d, margin) if case.tested else math.nan for case in cases]
     adjusted, tost_adjusted = _adjust(p, declared), _adjust(tost_p, declared)
     rows = zip(cases, p, adjusted, tost_p, tost_adjusted, strict=True)
@@ -253,11 +253,6 @@ def _count(n: int, what: str) -> str:
     return f"{n} {what}" + ("" if n == 1 else "s")
 
 
-def _sign_flip(case: _Case, seed: int) -> float:
-    name = zlib.crc32(case.contrast.name.encode())
-    return sign_flip(case.d, np.random.default_rng([seed, name]))
-
-
 def _adjust(p: Sequence[float], declared: Sequence[bool]) -> list[float]:
     """Holm over the declared; what was not tested has p = 1 there and stays NaN."""
     family = [i for i, counts in enumerate(declared) if counts]
@@ -341,22 +336,24 @@ def sentence(judged: Judged, a: str, b: str) -> str:
     j, seeds = judged, _count(judged.n, "seed")
     note = f"; {j.note}" if j.note else ""
     if j.word in ("better", "worse"):
-        p = _p(j.p_adjusted, j.alpha)
-        return f"{a} is {j.word} than {b}: {_shown(j.difference)} ({seeds}, adjusted p {p})."
+        p = p_text(j.p_adjusted, j.alpha)
+        return (
+            f"{a} is {j.word} than {b}: {difference_text(j.difference)} ({seeds}, adjusted p {p})."
+        )
     if j.word == "equivalent" and "G6" in j.rails:
         return f"{a} and {b} are equivalent ({j.note}; {seeds})."
     if j.word == "equivalent":
-        p, within = _p(j.tost_adjusted, j.alpha), f"{j.margin:g}".replace("0.", ".", 1)
-        shown = _shown(j.ninety, f", {100 * j.ninety.level:g} % interval")
+        p, within = p_text(j.tost_adjusted, j.alpha), f"{j.margin:g}".replace("0.", ".", 1)
+        shown = difference_text(j.ninety, f", {100 * j.ninety.level:g} % interval")
         text = f"{a} and {b} are equivalent within ±{within}: {shown}"
         return f"{text} ({seeds}, adjusted TOST p {p}{note})."
     if j.word == "inconclusive":
-        p = _p(j.p_adjusted, j.alpha)
-        text = f"{a} against {b} is inconclusive: {_shown(j.difference)}"
+        p = p_text(j.p_adjusted, j.alpha)
+        text = f"{a} against {b} is inconclusive: {difference_text(j.difference)}"
         return f"{text} ({seeds}, adjusted p {p}{note}){_outlook(j)}."
     if j.word == "exploratory":
-        return f"{a} against {b} is exploratory: {_shown(j.difference)} ({seeds}{note})."
-    shown = "" if "unfinished" in j.rails else f": {_shown(j.difference)}"
+        return f"{a} against {b} is exploratory: {difference_text(j.difference)} ({seeds}{note})."
+    shown = "" if "unfinished" in j.rails else f": {difference_text(j.difference)}"
     return f"{a} against {b} has no verdict{shown} ({j.note})."
 
 
@@ -369,7 +366,7 @@ def _outlook(judged: Judged) -> str:
     return f"; about {needed} seeds would decide"
 
 
-def _shown(interval: Interval, label: str = "") -> str:
+def difference_text(interval: Interval, label: str = "") -> str:
     """``+.041 [.012, .070]``, with digits enough that a bound beyond 0 does not print as 0."""
     low, high = interval.low, interval.high
     width = high - low
@@ -381,7 +378,7 @@ def _shown(interval: Interval, label: str = "") -> str:
     return f"{sign}{mean}{label if bounds else ''}{bounds}"
 
 
-def _p(p: float, alpha: float) -> str:
+def p_text(p: float, alpha: float) -> str:
     """Three decimals, or as many as it takes to stand on p's side of alpha."""
     if p < 0.001:
         return "< .001"

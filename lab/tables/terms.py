@@ -10,11 +10,11 @@ from collections.abc import Mapping
 #: Of an evaluation: fresh samples at temperature 1, one answer to each held-out prompt.
 HELD_OUT: Mapping[str, str] = {
     "score": "mean over prompts of the verifier's score of one sampled answer; no score counts 0",
-    "unscored": "share of answers without a score (in a rollout: how many rows left for want of one)",
+    "unscored": "share of answers without a score; in a rollout: rows that left for want of one",
     "length": "mean tokens of an answer, the end token included",
     "truncated": "share of answers cut at the length limit",
     "sampled_nll": "mean of -log p(answer): estimates the entropy of whole answers, in nats",
-    "exact_score": "sum over all answers of p(answer) times its score, where they can be enumerated",
+    "exact_score": "sum of p(answer) times its score over all answers, where they can be counted",
 }
 #: Of a rollout, before its updates.
 ROLLOUT: Mapping[str, str] = {
@@ -44,7 +44,7 @@ UPDATE: Mapping[str, str] = {
     "kl_old_k1": "mean of d = old_logp - logp: estimates KL(old || policy) per token, in nats",
     "kl_old_k2": "mean of d^2/2 of the same d: biased, never negative",
     "kl_old_k3": "mean of e^-d - 1 + d of the same d: unbiased, never negative",
-    "kl_ref_k1": "mean of d = logp - ref_logp: estimates KL(policy || reference) per token, in nats",
+    "kl_ref_k1": "mean of d = logp - ref_logp: estimates KL(policy || ref) per token, in nats",
     "kl_ref_k3": "mean of e^-d - 1 + d of the same d: never negative; far from the reference "
     "single tokens dominate it",
     "ratio_mean": "mean of r = exp(logp - old_logp) before any clip or cap",
@@ -92,11 +92,14 @@ COLUMNS: Mapping[str, str] = {
     "sd": "s, standard deviation over runs, divisor n - 1",
     "n": "runs, or pairs of runs with one seed",
     "failures": "runs that diverged or crashed; they are counted in everything",
-    "not_worse": "in the study's contrasts, and no verdict says that another recipe is better",
+    "verdicts": "what the verdicts of its condition say of the recipe",
+    "best_by_verdict": "no verdict says that another recipe is better, and it is better than some "
+    "other or ties with one of which the same is true; means decide nothing",
+    "study": "hash of the study's declarations",
     "a": "the recipe that is asked about",
     "b": "the recipe that it is compared with",
     "difference": "mean over seeds of d = normalised score of a - that of b",
-    "level": "nominal coverage of the interval, 1 - alpha; not adjusted for the number of contrasts",
+    "level": "nominal coverage of the interval, 1 - alpha; not adjusted for several contrasts",
     "p": "sign-flip test: share of sign patterns with |sum of +-d| >= |sum of d|",
     "p_adjusted": "p by Holm's method over the declared contrasts",
     "tost_p": "p of two one-sided t-tests that |mean difference| is at least the margin",

@@ -1,0 +1,274 @@
+"""What all figures share: style, colours, panels, and the four files that each leaves."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import seaborn as sns  # type: ignore[import-untyped]
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from lab.results import Results
+
+#: One colour a recipe, in every figure: told apart in the common forms of colour blindness.
+COLOURS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#3d3d3d", "#8b5a2b"),
+)
+#: And one mark, for who sees no colour at all.
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "p")
+INK, GREY, PALE = "#222222", "#767676", "#e4e4e4"
+WIDTH = 11.0
+DPI = 150
+#: Fixed, so that equal results are equal files on any machine with these versions.
+RC: Mapping[str, Any] = {
+    "svg.hashsalt": "lab",
+    "svg.fonttype": "path",
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9.0,
+    "axes.titlesize": 9.0,
+    "axes.labelsize": 9.0,
+    "axes.titlelocation": "left",
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": PALE,
+    "grid.linewidth": 0.7,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "xtick.major.size": 3.0,
+    "ytick.major.size": 0.0,
+    "text.color": INK,
+    "text.parse_math": False,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "lines.solid_capstyle": "round",
+    "path.simplify": False,
+    "savefig.facecolor": "white",
+    "figure.dpi": 100,
+}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure with what it says of itself.
+
+    Attributes:
+        name: of its files.
+        title: what is shown.
+        shows: the caption's first sentences: what it shows, in which unit.
+        method: how the numbers were made: unit of replication, n, intervals.
+        read: how to read it.
+        figure: drawn.
+        data: every number in it.
+    """
+
+    name: str
+    title: str
+    shows: str
+    method: str
+    read: str
+    figure: Figure
+    data: pd.DataFrame
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Inside, figures look alike, whatever the person's own settings are."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({**sns.axes_style("ticks"), **RC})
+        yield
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A grid of panels with room for a title and a legend above them."""
+
+    figure: Figure
+    axes: Any  # an object array of Axes, [rows, columns]
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        rows: int,
+        columns: int,
+        height: float = 1.9,
+        left: float = 0.75,
+        right: float = 0.25,
+        legend: float = 0.3,
+        gaps: tuple[float, float] = (0.55, 0.3),
+        sharey: str = "row",
+    ) -> Sheet:
+        """A sheet.
+
+        Args:
+            title: what is shown.
+            rows: of panels.
+            columns: of panels.
+            height: of a panel, in inches; as are the rest.
+            left: room for the labels of the first column.
+            right: room beside the last one.
+            legend: room for the legend below the title; 0: none.
+            gaps: between rows, between columns.
+            sharey: none, row, all.
+        """
+        above, below = 0.62 + legend, 0.55
+        total = above + below + rows * height + (rows - 1) * gaps[0]
+        figure = Figure(figsize=(WIDTH, total))
+        FigureCanvasAgg(figure)
+        across = (WIDTH - left - right - (columns - 1) * gaps[1]) / columns
+        axes = figure.subplots(
+            rows,
+            columns,
+            squeeze=False,
+            sharex=True,
+            sharey=sharey,  # type: ignore[arg-type]
+            gridspec_kw={
+                "left": left / WIDTH,
+                "right": 1 - right / WIDTH,
+                "top": 1 - above / total,
+                "bottom": below / total,
+                "hspace": gaps[0] / height,
+                "wspace": gaps[1] / across,
+            },
+        )
+        place = {"x": 0.15 / WIDTH, "y": 1 - 0.14 / total, "ha": "left", "va": "top"}
+        figure.text(s=title, fontsize=11, fontweight="bold", **place)  # type: ignore[arg-type]
+        sns.despine(fig=figure)
+        return cls(figure, axes)
+
+    def legend(self, handles: Sequence[Any]) -> None:
+        """A row of keys between the title and the panels."""
+        height = self.figure.get_figheight()
+        self.figure.legend(
+            handles=list(handles),
+            loc="upper left",
+            bbox_to_anchor=(0.1 / WIDTH, 1 - 0.4 / height),
+            ncols=len(handles),
+            handlelength=1.6,
+            columnspacing=1.4,
+            borderaxespad=0.0,
+        )
+
+    def below(self, text: str) -> None:
+        """The label of the x axis that all panels share."""
+        for ax in self.axes[-1]:
+            ax.set_xlabel(text)
+
+
+def colours(results: Results) -> dict[str, str]:
+    """Recipe -> its colour, by its place in the study."""
+    return dict(zip(recipes(results), _cycled(COLOURS, len(recipes(results))), strict=True))
+
+
+def marks(results: Results) -> dict[str, str]:
+    """Recipe -> its mark."""
+    return dict(zip(recipes(results), _cycled(MARKS, len(recipes(results))), strict=True))
+
+
+def _cycled(values: Sequence[str], n: int) -> list[str]:
+    return [values[i % len(values)] for i in range(n)]
+
+
+def recipes(results: Results) -> list[str]:
+    """Their names, in the order of the study."""
+    return list(dict.fromkeys(p["recipe"] for p in results.study["plan"]))
+
+
+def keys(results: Results, width: float = 2.0) -> list[Line2D]:
+    """A legend's handles: a line and a mark a recipe."""
+    of, mark = colours(results), marks(results)
+    return [
+        Line2D([], [], color=of[r], lw=width, marker=mark[r], ms=5, label=r)
+        for r in recipes(results)
+    ]
+
+
+def end_labels(ax: Axes, ends: Sequence[tuple[str, float, float, str]], gap: float) -> None:
+    """Names at the ends of lines, pushed apart where they would overlap.
+
+    Args:
+        ax: the panel; its limits are final.
+        ends: name, x, y and colour of each line's end.
+        gap: least distance between two names, as a share of the axis.
+    """
+    low, high = ax.get_ylim()
+    at = [(y - low) / (high - low) for _, _, y, _ in ends]
+    placed = spread(at, gap)
+    for (name, x, y, colour), share in zip(ends, placed, strict=True):
+        ax.annotate(
+            name,
+            xy=(x, y),
+            xytext=(1.03, share),
+            textcoords="axes fraction",
+            color=colour,
+            fontsize=8.5,
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.6, "shrinkA": 1, "shrinkB": 2},
+        )
+
+
+def spread(places: Sequence[float], gap: float) -> list[float]:
+    """The places, in the order given, moved as little as it takes to be `gap` apart in [0, 1]."""
+    order = np.argsort(places, kind="stable")
+    out = np.array(places, dtype=float)[order]
+    for _ in range(200):
+        moved = False
+        for i in range(len(out) - 1):
+            short = gap - (out[i + 1] - out[i])
+            if short > 1e-9:
+                out[i], out[i + 1], moved = out[i] - short / 2, out[i + 1] + short / 2, True
+        out += max(0.0, -out.min(initial=0.0)) - max(0.0, out.max(initial=1.0) - 1.0)
+        if not moved:
+            break
+    back = np.empty_like(out)
+    back[order] = out
+    return [float(x) for x in back]
+
+
+def save(drawing: Drawing, results: Results, folder: Path) -> list[Path]:
+    """A figure's four files: svg, png, csv (every number in it), json (what made it)."""
+    files = [folder / f"{drawing.name}.{suffix}" for suffix in ("svg", "png", "csv", "json")]
+    svg, png, csv, about = files
+    buffer = io.BytesIO()
+    drawing.figure.savefig(buffer, format="svg", metadata={"Date": None})
+    svg.write_bytes(buffer.getvalue())
+    drawing.figure.savefig(png, format="png", dpi=DPI)
+    drawing.data.to_csv(csv, index=False, lineterminator="\n")
+    width, height = drawing.figure.get_size_inches()
+    known = results.runs[results.runs["status"] != "missing"]
+    data = {
+        "name": drawing.name,
+        "title": drawing.title,
+        "shows": drawing.shows,
+        "method": drawing.method,
+        "read": drawing.read,
+        "inches": [round(float(width), 3), round(float(height), 3)],
+        "study": {n: results.study[n] for n in ("name", "scale", "hash")},
+        "run_keys": sorted(set(known["run_key"])),
+        "n": {"runs": len(known), "planned": len(results.runs)},
+        "versions": {n: version(n) for n in ("matplotlib", "seaborn", "pandas", "numpy")},
+    }
+    about.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return files

@@ -1,0 +1,159 @@
+"""Recipes beside each other: their scores, and the verdicts on the declared contrasts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from lab.results import Results
+from lab.stats import mean_interval
+from lab.tables.scores import arms, judged, progress, scores
+from lab.tables.table import NOTHING, Table, count, each, interval_text, lean, number, p_value
+from lab.verdict import Judged, difference_text
+
+#: Below this many runs there are dots and no interval.
+FEW = 3
+SCORE = "final score [95 % interval]"
+CONTRAST = (
+    *("a", "b", "condition", "n", "difference", "low", "high", "level", "p", "p_adjusted"),
+    *("tost_p", "tost_adjusted", "rho", "d_z", "improvement", "shift", "verdict", "note"),
+    "seeds_needed",
+)
+#: What a verdict says of its first recipe; and of its second.
+STANDS = ("better than", "worse than", "equivalent to", "undecided against")
+SAID = dict(zip(("better", "worse", "equivalent", "inconclusive"), STANDS, strict=True))
+MIRRORED = {**SAID, "better": SAID["worse"], "worse": SAID["better"]}
+Arm = tuple[str, str]
+
+
+def standing(
+    declared: Sequence[Mapping[str, str]], verdicts: Sequence[Judged]
+) -> dict[Arm, tuple[str, bool]]:
+    """What the verdicts say of each arm in words, and whether it is among the best by them.
+
+    Among the best: no verdict says that another is better, and it is better than some other, or
+    ties (equivalent, inconclusive) with one of which the same is true. A mean decides nothing.
+    """
+    told: dict[str, dict[Arm, list[str]]] = {text: {} for text in STANDS}
+    for contrast, judge in zip(declared, verdicts, strict=False):
+        a, b, condition = contrast["a"], contrast["b"], contrast["condition"]
+        for one, other, text in ((a, b, SAID.get(judge.word)), (b, a, MIRRORED.get(judge.word))):
+            if text:
+                told[text].setdefault((one, condition), []).append(other)
+    wins, losses = told[STANDS[0]], told[STANDS[1]]
+    out = {}
+    for arm in {arm for of in told.values() for arm in of}:
+        words = [f"{text} {', '.join(of[arm])}" for text, of in told.items() if arm in of]
+        ties = [other for text in STANDS[2:] for other in told[text].get(arm, [])]
+        level = any((other, arm[1]) not in losses for other in ties)
+        out[arm] = "; ".join(words), arm not in losses and (arm in wins or level)
+    return out
+
+
+def comparison(results: Results) -> Table:
+    """Recipe by condition: final held-out score, a row an arm."""
+    scored = scores(results)
+    stands = standing(results.study["contrasts"], judged(results))
+    rows = []
+    for arm in arms(results):
+        found = scored[(scored["recipe"] == arm[0]) & (scored["condition"] == arm[1])]
+        words, best = stands.get(arm, ("", False))
+        told = {"verdicts": words, "best_by_verdict": best}
+        rows.append({"recipe": arm[0], "condition": arm[1], **_numbers(found), **told})
+    data = pd.DataFrame(rows)
+    text = pd.DataFrame(
+        {
+            "recipe": data["recipe"],
+            "condition": data["condition"],
+            SCORE: each(data, interval_text, "mean", "low", "high"),
+            "by verdict": [w or "not compared" for w in data["verdicts"]],
+            "start": [number(x, 0.01) for x in data["start"]],
+            "runs": data["n"].astype(str),
+            "failed": data["failures"].astype(str),
+            "tokens a run": [count(x) for x in data["generated_tokens"]],
+        }
+    )
+    note = (
+        "Final score: mean over the last tenth of a run's evaluations, then over runs, with the "
+        "t-interval over runs. A failed run counts, with the floor "
+        f"{results.study['floor']:g} at every evaluation that it did not reach. Bold: among the "
+        "best of its condition by verdict; a larger mean alone says nothing."
+    )
+    strong = ("recipe", SCORE)
+    title = "Final held-out score"
+    return Table("comparison", title, data, lean(text), note, list(data["best_by_verdict"]), strong)
+
+
+def _numbers(found: pd.DataFrame) -> dict[str, Any]:
+    final = [float(x) for x in found["final"]]
+    shown = mean_interval(final or [0.0])
+    none, few = not final, len(final) < FEW
+    return {
+        "mean": math.nan if none else shown.mean,
+        "low": math.nan if few else shown.low,
+        "high": math.nan if few else shown.high,
+        "sd": shown.sd,
+        "start": float(found["start"].mean()),
+        "n": len(final),
+        "failures": int((found["status"] != "ok").sum()),
+        "generated_tokens": float(found["generated_tokens"].mean()),
+    }
+
+
+def contrasts(results: Results) -> Table:
+    """The declared contrasts with every number behind the verdict."""
+    declared, verdicts = results.study["contrasts"], judged(results)
+    rows = [_row(c, j) for c, j in zip(declared, verdicts, strict=False)]
+    if not verdicts:
+        note = f"{progress(results)}: no verdict"
+        rows = [{**c, "verdict": "", "note": note} for c in declared]
+    data = pd.DataFrame(rows, columns=list(CONTRAST))
+    alpha = results.study["alpha"]
+    ps = {
+        "p": "p",
+        "adjusted p": "p_adjusted",
+        "TOST p": "tost_p",
+        "adjusted TOST p": "tost_adjusted",
+    }
+    text = pd.DataFrame(
+        {
+            "contrast": [f"{c['a']} - {c['b']}" for c in declared],
+            "condition": [c["condition"] for c in declared],
+            "difference": [difference_text(j.difference) for j in verdicts]
+            or [NOTHING] * len(declared),
+            "verdict": [v or "no verdict" for v in data["verdict"]],
+            **{name: [p_value(x, alpha) for x in data[column]] for name, column in ps.items()},
+            **{n: [number(x, 0.1) for x in data[n]] for n in ("improvement", "rho", "d_z")},
+            "pairs": [count(x) for x in data["n"]],
+            "seeds needed": [count(x) for x in data["seeds_needed"]],
+            "note": data["note"],
+        }
+    )
+    note = (
+        "Difference: normalised score of the first recipe minus that of the second, mean over "
+        f"seeds, with the {100 * (1 - alpha):g} % t-interval, not adjusted. p: sign-flip test of "
+        "no difference. TOST p: t-tests of a difference of at least "
+        f"{results.study['margin']:g} either way. Adjusted: by Holm's method over "
+        f"{len(declared)} declared contrasts. Improvement: probability that a run of the first "
+        "beats one of the second."
+    )
+    return Table("contrasts", "Declared contrasts", data, lean(text), note)
+
+
+def _row(declared: Mapping[str, str], judge: Judged) -> dict[str, Any]:
+    shown = judge.difference
+    same = ("n", "p", "p_adjusted", "tost_p", "tost_adjusted", "rho", "d_z", "improvement")
+    return {
+        **declared,
+        **{name: getattr(judge, name) for name in (*same, "shift")},
+        "difference": shown.mean,
+        "low": shown.low,
+        "high": shown.high,
+        "level": shown.level,
+        "verdict": judge.word,
+        "note": "; ".join(filter(None, [judge.note, *judge.warnings])),
+        "seeds_needed": math.nan if judge.seeds_needed is None else judge.seeds_needed,
+    }
