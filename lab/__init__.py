@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lab.hookspecs import StopReason as StopReason
     from lab.loss import evaluate as evaluate
     from lab.loss import load as load
+    from lab.single import run as run
     from lab.spaces import Choice as Choice
     from lab.spaces import Float as Float
     from lab.spaces import Int as Int
@@ -59,6 +60,7 @@ _HOME = {
         *("to_go", "at_last_token", "spread"),
     ),
     "lab.loss": ("evaluate", "load"),
+    "lab.single": ("run",),
     "lab.task": ("Example", "Task"),
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names}

@@ -48,7 +48,8 @@ def run_key(spec: Spec, bench: Bench, task: Task) -> str:
         task: its task, built.
     """
     record = bench.record()
-    changes_nothing = {"checkpoint_every"}
+    # a model is its content, wherever its folder is
+    changes_nothing = {"checkpoint_every", "model"}
     chosen = {k: v for k, v in spec.settings.model_dump().items() if k not in changes_nothing}
     return digest(
         {
@@ -102,7 +103,8 @@ def model_hash(name: str) -> str:
     folder = Path(name)
     if not folder.is_dir():
         return name
-    files = [f for f in sorted(folder.iterdir()) if f.suffix in (".json", ".safetensors", ".txt")]
+    parts = (".json", ".safetensors", ".txt", ".model")
+    files = [f for f in sorted(folder.iterdir()) if f.suffix in parts]
     return digest([[f.name, hashlib.sha256(f.read_bytes()).hexdigest()] for f in files])
 
 

@@ -27,7 +27,7 @@ class _Rms(torch.autograd.Function):
         return normed * weight
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]  # untyped in torch
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         normed, scale, weight = ctx.saved_tensors
         of_weight = (grad * normed).flatten(0, -2).sum(0)

@@ -79,6 +79,8 @@ def _number_or_word(text: str) -> float | str:
 
 
 def _merge_one(old: Any, slot: str, value: Any, where: str) -> Any:
+    if value is None:  # emptied by a merge before this one
+        return None
     if isinstance(value, str):
         return {"name": value} if value != "none" or slot == "ratio" else None
     if not isinstance(value, Mapping):

@@ -104,7 +104,7 @@ def write_json(file: Path, data: Any) -> None:
     """A JSON file, written beside, flushed and renamed."""
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     with beside.open("w", encoding="utf-8") as handle:
-        json.dump(data, handle, indent=1, sort_keys=True, allow_nan=True)
+        json.dump(data, handle, indent=1, allow_nan=True)
         handle.write("\n")
         handle.flush()
         os.fsync(handle.fileno())

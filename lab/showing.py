@@ -16,6 +16,13 @@ from lab.listing import columns, names_table, render, value_text
 from lab.shelf import Shelf
 from lab.task import build, describe
 
+COUNTED = {
+    "update": "updates",
+    "rollout": "rollouts",
+    "generated_tokens": "generated tokens",
+    "trained_tokens": "trained tokens",
+}
+
 
 def tasks_text(shelf: Shelf) -> str:
     """Every task with its settings and an example."""
@@ -99,7 +106,7 @@ def _head(run: Mapping[str, Any], folder: Path) -> list[str]:
     if records.finished(folder):
         result = records.read_json(folder / records.RESULT)
         status = result["status"]
-        spent = ", ".join(f"{v} {k.replace('_', ' ')}" for k, v in result["counters"].items())
+        spent = ", ".join(f"{v} {COUNTED[k]}" for k, v in result["counters"].items())
         if result["failure"]:
             named = [str(x) for x in result["failure"].values() if x]
             status += f" ({'; '.join(named)})"

@@ -1,19 +1,72 @@
-"""One run from the command line: its settings put together, its folder found."""
+"""One run, from Python or from the command line: its settings put together, its folder found."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from lab import recipe as recipes
 from lab import train as loop
 from lab.console import Console
-from lab.recipe import Use
-from lab.settings import OBSERVERS, Settings, Spec, checked, split_sets, with_changes
-from lab.shelf import Shelf
+from lab.recipe import Recipe
+from lab.settings import OBSERVERS, Settings, Spec, checked, split_sets, use_of, with_changes
+from lab.shelf import Plugin, Shelf
+from lab.train import Result
 
 #: Rollouts between checkpoints of a run that is trained alone.
 CHECKPOINT_EVERY = 10
+
+
+def run(
+    recipe: str | Path | Mapping[str, Any] | Recipe,
+    task: str | Mapping[str, Any],
+    *,
+    seed: int = 0,
+    sets: Iterable[str] = (),
+    settings: Mapping[str, Any] | None = None,
+    observers: Iterable[str] = OBSERVERS,
+    out: str | Path | None = None,
+    plugins: Iterable[Plugin] = (),
+    progress: Callable[[float], None] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Result:
+    """Train one recipe on one task with one seed; a second call goes on where it ended.
+
+    Args:
+        recipe: a name, a TOML file (``FILE.toml`` or ``FILE.toml:NAME``), a table, or a Recipe.
+        task: a name, or a table ``{"name": "sort", "digits": 4}``.
+        seed: everything random follows from it.
+        sets: overrides of the recipe as on the command line, ``loop.lr=1e-3``.
+        settings: of the run: model, budget, eval_every, eval_prompts, warm_start,
+            checkpoint_every.
+        observers: names of what is recorded beside the loop's own numbers.
+        out: its folder; runs/TASK-RECIPE-SEED-KEY when left out.
+        plugins: files, modules or component functions beside the installed ones.
+        progress: told the share of the budget that is spent, once per rollout.
+        say: told what takes long.
+
+    Returns:
+        How it ended and where it is; `lab show FOLDER` prints it.
+
+    Raises:
+        LabError: for a mistake in any of them, and for a folder that holds another run.
+    """
+    shelf = Shelf.installed(plugins)
+    usual = Settings(checkpoint_every=CHECKPOINT_EVERY)
+    body = {
+        "recipe": recipes.load(recipe, shelf, sets),
+        "task": use_of(task, "task"),
+        "seed": seed,
+        "settings": with_changes(usual, settings or {}, "run"),
+        "observers": tuple(use_of(name, "observers") for name in observers),
+        "stage": "train",
+    }
+    spec: Spec = checked(Spec, body, "run")
+    this = loop.prepared(spec, shelf)
+    name = spec.recipe.name.replace(":", "-")
+    usual_place = Path("runs") / f"{spec.task.name}-{name}-{seed}-{this.key[:8]}"
+    return loop.train(this, Path(out) if out else usual_place, progress, say)
 
 
 def train(
@@ -25,43 +78,25 @@ def train(
     plugins: Iterable[Path],
     console: Console,
 ) -> Path:
-    """Train one run and say where it is; where its folder holds a part of it, go on from there.
+    """`run` for the command line: ``--set`` values by where they go, progress on a console.
 
-    Args:
-        recipe: a name, FILE.toml or FILE.toml:NAME.
-        task: a name.
-        seed: of the run.
-        sets: ``surrogate.cap=3`` and ``loop.lr=1e-3`` for the recipe, ``task.digits=4`` for the
-            task, ``run.model=tiny`` or ``run.budget.rollouts=20`` for the run.
-        out: its folder; runs/TASK-RECIPE-SEED-KEY when left out.
-        plugins: files.
-        console: told how far it is.
+    ``surrogate.cap=3`` and ``loop.lr=1e-3`` go to the recipe, ``task.digits=4`` to the task,
+    ``run.model=tiny`` and ``run.budget.rollouts=20`` to the run.
 
     Raises:
         LabError: for a mistake in any of them.
     """
-    plugins = list(plugins)
-    shelf = Shelf.installed(plugins)
     for_recipe, for_task, for_run = split_sets(sets)
-    usual = Settings(checkpoint_every=CHECKPOINT_EVERY)
-    body = {
-        "recipe": recipes.load(recipe, shelf, for_recipe),
-        "task": Use(name=task, settings=for_task),
-        "seed": seed,
-        "settings": with_changes(usual, for_run, "--set run"),
-        "observers": tuple(Use(name=n) for n in OBSERVERS),
-        "stage": "train",
-    }
-    spec: Spec = checked(Spec, body, "run")
-    key = loop.prepared(spec, shelf).key
-    name = spec.recipe.name.replace(":", "-")
-    folder = out or Path("runs") / f"{task}-{name}-{seed}-{key[:8]}"
-    limits = spec.settings.budget.declared()
-    total = max(limits.values())
-
-    def progress(spent: float) -> None:
-        console.progress(round(spent * total), total, "")
-
-    console.say(f"{name} on {task}, seed {seed}: preparing the start")
-    loop.run(spec, folder, plugins, progress, console.say)
-    return folder
+    console.say(f"{recipe} on {task}, seed {seed}")
+    result = run(
+        recipe,
+        {"name": task, **for_task},
+        seed=seed,
+        sets=for_recipe,
+        settings=for_run,
+        out=out,
+        plugins=plugins,
+        progress=lambda spent: console.progress(round(100 * spent), 100, ""),
+        say=console.say,
+    )
+    return result.folder

@@ -57,6 +57,7 @@ class Result:
 
     Attributes:
         key: its run key.
+        folder: where it is.
         status: ok or diverged.
         counters: updates, rollouts, generated and trained tokens.
         final: the numbers of its last evaluation.
@@ -64,6 +65,7 @@ class Result:
     """
 
     key: str
+    folder: Path
     status: str
     counters: Mapping[str, int]
     final: Mapping[str, float]
@@ -100,10 +102,19 @@ def run(
     Raises:
         LabError: for a mistake in the settings, and for a folder that holds another run.
     """
+    return train(prepared(spec, Shelf.installed(plugins)), folder, progress, say)
+
+
+def train(
+    this: Prepared,
+    folder: Path,
+    progress: Callable[[float], None] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Result:
+    """The same for a run that is wired already; a Prepared is used once."""
     # part of what a run is: its key says so, and two threads a process are slower than one
     torch.set_num_threads(1)
-    shelf = Shelf.installed(plugins)
-    return _Training(prepared(spec, shelf), Writer(folder), say).go(progress)
+    return _Training(this, Writer(folder), say).go(progress)
 
 
 @dataclass
@@ -159,7 +170,7 @@ class _Training:
                 f"{folder} holds another run (other settings, code or versions); give another --out"
             )
         if records.finished(folder):
-            return Result(**{"key": key, **records.read_json(folder / records.RESULT)})
+            return Result(key, folder, **records.read_json(folder / records.RESULT))
         bench = self.this.bench
         self.writer.data(
             records.RUN,
@@ -170,7 +181,6 @@ class _Training:
                 "interval": bench.interval,
                 "bounds": bench.bounds,
                 "environment": environment(),
-                "parameters": None,
             },
         )
         curve = {n: pull_curve(bench, CURVE, a) for n, a in (("positive", 1.0), ("negative", -1.0))}
@@ -317,7 +327,7 @@ class _Training:
         }
         self.writer.data(records.TIME, {"seconds": self.seconds})
         self.writer.data(records.RESULT, body)
-        return Result(key=self.this.key, **body)
+        return Result(self.this.key, self.writer.folder, **body)
 
     def _timed(self, what: str) -> _Clock:
         return _Clock(self.seconds, what)

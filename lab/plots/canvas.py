@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -17,6 +18,7 @@ import pandas as pd
 import seaborn as sns  # type: ignore[import-untyped]
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -24,7 +26,7 @@ from lab.results import Results
 
 #: One colour a recipe, in every figure: told apart in the common forms of colour blindness.
 COLOURS = (
-    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#3d3d3d", "#8b5a2b"),
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#333333", "#56b4e9", "#8b5a2b"),
 )
 #: And one mark, for who sees no colour at all.
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "p")
@@ -32,7 +34,7 @@ INK, GREY, PALE = "#222222", "#767676", "#e4e4e4"
 WIDTH = 11.0
 DPI = 150
 #: Fixed, so that equal results are equal files on any machine with these versions.
-RC: Mapping[str, Any] = {
+RC: Any = {
     "svg.hashsalt": "lab",
     "svg.fonttype": "path",
     "font.family": ["DejaVu Sans"],
@@ -100,60 +102,65 @@ def style() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class Room:
+    """How large the parts of a sheet are, in inches.
+
+    Attributes:
+        height: of a panel.
+        left: for the labels of the first column.
+        right: beside the last one.
+        legend: for the legend below the title.
+        rows: between rows of panels.
+        columns: between columns.
+        titles: above the panels, for a title each.
+    """
+
+    height: float = 2.1
+    left: float = 0.75
+    right: float = 0.25
+    legend: float = 0.3
+    rows: float = 0.3
+    columns: float = 0.35
+    titles: float = 0.27
+
+
+@dataclass(frozen=True)
 class Sheet:
-    """A grid of panels with room for a title and a legend above them."""
+    """A grid of panels with room for a title and a legend above them.
+
+    Attributes:
+        figure: all of it.
+        axes: the panels, an array of [rows, columns].
+    """
 
     figure: Figure
-    axes: Any  # an object array of Axes, [rows, columns]
+    axes: Any
 
     @classmethod
-    def of(
-        cls,
-        title: str,
-        rows: int,
-        columns: int,
-        height: float = 1.9,
-        left: float = 0.75,
-        right: float = 0.25,
-        legend: float = 0.3,
-        gaps: tuple[float, float] = (0.55, 0.3),
-        sharey: str = "row",
-    ) -> Sheet:
-        """A sheet.
-
-        Args:
-            title: what is shown.
-            rows: of panels.
-            columns: of panels.
-            height: of a panel, in inches; as are the rest.
-            left: room for the labels of the first column.
-            right: room beside the last one.
-            legend: room for the legend below the title; 0: none.
-            gaps: between rows, between columns.
-            sharey: none, row, all.
-        """
-        above, below = 0.62 + legend, 0.55
-        total = above + below + rows * height + (rows - 1) * gaps[0]
+    def of(cls, title: str, rows: int, columns: int, room: Room, sharey: Any = "row") -> Sheet:
+        """A sheet; its x axis is shared by all panels, its y axis as asked: none, row, all."""
+        above, below = 0.4 + room.legend + room.titles, 0.55
+        total = above + below + rows * room.height + (rows - 1) * room.rows
         figure = Figure(figsize=(WIDTH, total))
         FigureCanvasAgg(figure)
-        across = (WIDTH - left - right - (columns - 1) * gaps[1]) / columns
+        across = WIDTH - room.left - room.right - (columns - 1) * room.columns
         axes = figure.subplots(
             rows,
             columns,
             squeeze=False,
             sharex=True,
-            sharey=sharey,  # type: ignore[arg-type]
+            sharey=sharey,
             gridspec_kw={
-                "left": left / WIDTH,
-                "right": 1 - right / WIDTH,
+                "left": room.left / WIDTH,
+                "right": 1 - room.right / WIDTH,
                 "top": 1 - above / total,
                 "bottom": below / total,
-                "hspace": gaps[0] / height,
-                "wspace": gaps[1] / across,
+                "hspace": room.rows / room.height,
+                "wspace": room.columns * columns / across,
             },
         )
-        place = {"x": 0.15 / WIDTH, "y": 1 - 0.14 / total, "ha": "left", "va": "top"}
-        figure.text(s=title, fontsize=11, fontweight="bold", **place)  # type: ignore[arg-type]
+        left, top = 0.15 / WIDTH, 1 - 0.14 / total
+        figure.text(left, top, title, fontsize=11, fontweight="bold", ha="left", va="top")
         sns.despine(fig=figure)
         return cls(figure, axes)
 
@@ -164,7 +171,7 @@ class Sheet:
             handles=list(handles),
             loc="upper left",
             bbox_to_anchor=(0.1 / WIDTH, 1 - 0.4 / height),
-            ncols=len(handles),
+            ncols=math.ceil(len(handles) / legend_rows(handles)),
             handlelength=1.6,
             columnspacing=1.4,
             borderaxespad=0.0,
@@ -174,6 +181,17 @@ class Sheet:
         """The label of the x axis that all panels share."""
         for ax in self.axes[-1]:
             ax.set_xlabel(text)
+
+
+def legend_rows(handles: Sequence[Any]) -> int:
+    """How many rows a legend takes: names stay within the figure."""
+    wide = sum(0.55 + 0.078 * len(str(h.get_label())) for h in handles)
+    return math.ceil(wide / (WIDTH - 0.2))
+
+
+def legend_room(handles: Sequence[Any]) -> float:
+    """Its height in inches."""
+    return 0.08 + 0.21 * legend_rows(handles)
 
 
 def colours(results: Results) -> dict[str, str]:
@@ -193,6 +211,20 @@ def _cycled(values: Sequence[str], n: int) -> list[str]:
 def recipes(results: Results) -> list[str]:
     """Their names, in the order of the study."""
     return list(dict.fromkeys(p["recipe"] for p in results.study["plan"]))
+
+
+def dark(colour: str) -> str:
+    """The colour for text on white: darkened until its contrast is 4.5 to 1."""
+    rgb = np.array(to_rgb(colour))
+    while _luminance(rgb) > (1.05 / 4.5 - 0.05):
+        rgb = rgb * 0.97
+    return to_hex((float(rgb[0]), float(rgb[1]), float(rgb[2])))
+
+
+def _luminance(rgb: Any) -> float:
+    """Relative luminance, WCAG 2.2."""
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return float(linear @ np.array([0.2126, 0.7152, 0.0722]))
 
 
 def keys(results: Results, width: float = 2.0) -> list[Line2D]:
@@ -221,7 +253,7 @@ def end_labels(ax: Axes, ends: Sequence[tuple[str, float, float, str]], gap: flo
             xy=(x, y),
             xytext=(1.03, share),
             textcoords="axes fraction",
-            color=colour,
+            color=dark(colour),
             fontsize=8.5,
             va="center",
             annotation_clip=False,
