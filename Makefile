@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-fast test-all lint format clean
+.PHONY: help install study test test-fast test-all lint format clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -19,6 +19,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	@touch $@
+
+SCALE ?= small
+study: $(STAMP)  ## the first study and its report: about 10 minutes on two cores (SCALE=smoke: one)
+	@$(BIN)/lab run first --scale $(SCALE)
 
 test: $(STAMP)  ## lint, types, and all tests but the long ones
 	@echo "==> lint and types"

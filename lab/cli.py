@@ -124,7 +124,7 @@ def train(
     from lab import showing, single
     from lab.console import Console
 
-    with Console("rollouts") as console:
+    with Console("% of the budget") as console:
         folder = single.train(recipe, task, seed, set_ or (), out, plugin or (), console)
     typer.echo(showing.run_text(folder))
     typer.echo(f"\nin {folder}; all of it: lab show {folder}")

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lab.bench import Bench
 from lab.errors import LabError
-from lab.policy import Policy, Samples
+from lab.policy import Policy
 from lab.roles import Roles
+from lab.samples import Samples
 from lab.step import Step, complete
 from lab.streams import Streams
 from lab.task import Example, Task

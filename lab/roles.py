@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from lab.bench import Bench
-from lab.policy import Critic, Policy, Samples, value_head
+from lab.policy import Critic, Policy, value_head
 from lab.recipe import Loop
+from lab.samples import Samples
 
 State = dict[str, Tensor]
 

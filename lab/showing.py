@@ -47,7 +47,7 @@ def task_text(name: str, settings: Mapping[str, Any], shelf: Shelf) -> str:
         "prompt": told["prompt"],
         "right answer": told["answer"],
         "characters": told["characters"],
-        "response tokens": f"at most {told['budget']}, the end token included",
+        "budget": f"{told['budget']} response tokens, the end token included",
         "stops": told["stops"] or "none: an end token",
         "optimum": value_text(float(told["optimum"])),
         "warm start": _warm(told["warm_start"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +23,25 @@ def run(
     task: str | Mapping[str, Any],
     *,
     seed: int = 0,
-    sets: Iterable[str] = (),
     settings: Mapping[str, Any] | None = None,
     observers: Iterable[str] = OBSERVERS,
     out: str | Path | None = None,
     plugins: Iterable[Plugin] = (),
-    progress: Callable[[float], None] | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    console: Console | None = None,
 ) -> Result:
     """Train one recipe on one task with one seed; a second call goes on where it ended.
 
     Args:
-        recipe: a name, a TOML file (``FILE.toml`` or ``FILE.toml:NAME``), a table, or a Recipe.
+        recipe: a name, a TOML file (``FILE.toml`` or ``FILE.toml:NAME``), a table
+            (``{"base": "grpo", "loop": {"lr": 1e-3}}``), or a Recipe.
         task: a name, or a table ``{"name": "sort", "digits": 4}``.
         seed: everything random follows from it.
-        sets: overrides of the recipe as on the command line, ``loop.lr=1e-3``.
         settings: of the run: model, budget, eval_every, eval_prompts, warm_start,
             checkpoint_every.
         observers: names of what is recorded beside the loop's own numbers.
         out: its folder; runs/TASK-RECIPE-SEED-KEY when left out.
         plugins: files, modules or component functions beside the installed ones.
-        progress: told the share of the budget that is spent, once per rollout.
-        say: told what takes long.
+        console: told how far it is; nobody is when left out.
 
     Returns:
         How it ended and where it is; `lab show FOLDER` prints it.
@@ -55,7 +52,7 @@ def run(
     shelf = Shelf.installed(plugins)
     usual = Settings(checkpoint_every=CHECKPOINT_EVERY)
     body = {
-        "recipe": recipes.load(recipe, shelf, sets),
+        "recipe": recipes.load(recipe, shelf),
         "task": use_of(task, "task"),
         "seed": seed,
         "settings": with_changes(usual, settings or {}, "run"),
@@ -66,7 +63,13 @@ def run(
     this = loop.prepared(spec, shelf)
     name = spec.recipe.name.replace(":", "-")
     usual_place = Path("runs") / f"{spec.task.name}-{name}-{seed}-{this.key[:8]}"
-    return loop.train(this, Path(out) if out else usual_place, progress, say)
+    folder = Path(out) if out else usual_place
+    if console is None:
+        return loop.train(this, folder)
+    told = console
+    return loop.train(
+        this, folder, lambda spent: told.progress(round(100 * spent), 100, ""), told.say
+    )
 
 
 def train(
@@ -75,7 +78,7 @@ def train(
     seed: int,
     sets: Iterable[str],
     out: Path | None,
-    plugins: Iterable[Path],
+    plugins: Sequence[Path],
     console: Console,
 ) -> Path:
     """`run` for the command line: ``--set`` values by where they go, progress on a console.
@@ -89,14 +92,12 @@ def train(
     for_recipe, for_task, for_run = split_sets(sets)
     console.say(f"{recipe} on {task}, seed {seed}")
     result = run(
-        recipe,
+        recipes.load(recipe, Shelf.installed(plugins), for_recipe),
         {"name": task, **for_task},
         seed=seed,
-        sets=for_recipe,
         settings=for_run,
         out=out,
         plugins=plugins,
-        progress=lambda spent: console.progress(round(100 * spent), 100, ""),
-        say=console.say,
+        console=console,
     )
     return result.folder

@@ -387,9 +387,11 @@ def run(
 
 
 def find(given: str, shelf: Shelf) -> Study:
-    """A study by file, or by name: of the folder `studies` here, or of those that come with it.
+    """A study by file, or by name: of the folder `studies`, or of those that come with the lab.
 
     Raises:
         LabError: if there is none, or it is not valid.
     """
-    return read(given, shelf, (Path("studies"), Path(__file__).parent / "studies"))
+    package = Path(__file__).parent
+    # in a wheel they lie inside the package, in a checkout beside it
+    return read(given, shelf, (package.parent / "studies", package / "studies", Path("studies")))

@@ -12,8 +12,8 @@ from torch import Tensor
 from lab import loss
 from lab.bench import Bench
 from lab.loss import Evaluation
-from lab.policy import Samples
 from lab.roles import Roles, Steps
+from lab.samples import Samples
 from lab.step import Step
 from lab.tools import masked_mean
 

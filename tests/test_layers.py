@@ -35,7 +35,7 @@ ORDER = (
         "bench",
     ),
     *("results", "tables", "plots", "report", "tokens", "text", "rollout", "loss"),
-    *("llama", "policy"),
+    *("llama", "samples", "policy"),
     *("task", "streams", "settings", "identity", "protocol", "testing"),
     *("roles", "collect", "heldout", "update", "warm", "checkpoint", "train", "console", "single"),
     *("exact", "gradients", "execute", "study", "bridge", "sanity", "listing", "showing", "cli"),

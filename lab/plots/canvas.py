@@ -21,6 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from lab.results import Results
 
@@ -33,6 +34,8 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X", "p")
 INK, GREY, PALE = "#222222", "#767676", "#e4e4e4"
 WIDTH = 11.0
 DPI = 150
+#: Shares of 1 as per cent, with no more digits than it takes.
+PERCENT = FuncFormatter(lambda share, _: f"{100 * share:.6g}%")
 #: Fixed, so that equal results are equal files on any machine with these versions.
 RC: Any = {
     "svg.hashsalt": "lab",
@@ -177,10 +180,14 @@ class Sheet:
             borderaxespad=0.0,
         )
 
-    def below(self, text: str) -> None:
-        """The label of the x axis that all panels share."""
+    def below(self, text: str, counts: bool = False) -> None:
+        """The label of the x axis that all panels share; `counts`: it has whole numbers."""
         for ax in self.axes[-1]:
             ax.set_xlabel(text)
+        if counts:
+            axis = self.axes[0, 0].xaxis
+            axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+            axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
 
 
 def legend_rows(handles: Sequence[Any]) -> int:
@@ -247,11 +254,12 @@ def end_labels(ax: Axes, ends: Sequence[tuple[str, float, float, str]], gap: flo
     low, high = ax.get_ylim()
     at = [(y - low) / (high - low) for _, _, y, _ in ends]
     placed = spread(at, gap)
+    aside = 1 + 0.1 / (ax.get_position().width * WIDTH)
     for (name, x, y, colour), share in zip(ends, placed, strict=True):
         ax.annotate(
             name,
             xy=(x, y),
-            xytext=(1.03, share),
+            xytext=(aside, share),
             textcoords="axes fraction",
             color=dark(colour),
             fontsize=8.5,

@@ -9,12 +9,13 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from lab.plots import series
 from lab.plots.canvas import (
     GREY,
     INK,
+    PERCENT,
     Drawing,
     Room,
     Sheet,
@@ -79,13 +80,13 @@ def learning_curves(results: Results) -> Drawing | None:
         ax.margins(x=0.02)
         labelled.append((ax, ends))
     sheet.axes[0][0].set_ylabel("held-out score")
-    sheet.below(series.axis_label(results))
+    sheet.below(series.axis_label(results), counts=True)
     low, high = sheet.axes[0][0].get_ylim()
     sheet.axes[0][0].set_ylim(min(low, 0.0) if low < 0.15 * high else low, high)
     for ax, ends in labelled:
         end_labels(ax, ends, 0.055)
     ns = [int(n) for part in parts if "n" in part for n in part["n"]]
-    sheet.legend(_keys(series.counted(ns), bool((table["status"] != "ok").any())))
+    sheet.legend(_keys(ns, bool((table["status"] != "ok").any())))
     return Drawing(
         name="learning_curves",
         title=title,
@@ -103,10 +104,12 @@ def learning_curves(results: Results) -> Drawing | None:
     )
 
 
-def _keys(counted: str, failed: bool) -> list[Line2D]:
+def _keys(ns: Sequence[int], failed: bool) -> list[Line2D]:
+    counted = series.counted(ns)
+    band = ", band: 95 % t-interval" if max(ns, default=0) >= series.FEW else ""
     lines = [
         Line2D([], [], color=INK, lw=0.6, alpha=0.6, label="a run"),
-        Line2D([], [], color=INK, lw=2, label=f"mean of {counted}, band: 95 % t-interval"),
+        Line2D([], [], color=INK, lw=2, label=f"mean of {counted}{band}"),
         Line2D([], [], color=GREY, lw=0.9, ls=DASHES, label="starting policy"),
     ]
     return [*lines, CROSS] if failed else lines
@@ -127,6 +130,7 @@ class Row:
         log: whether the axis is logarithmic.
         share: whether it is a share, shown in percent.
         line: setting of the loop that is drawn as a line across.
+        plus: another number of the records that is added to it.
     """
 
     metric: str
@@ -134,13 +138,14 @@ class Row:
     log: bool = False
     share: bool = False
     line: str = ""
+    plus: str = ""
 
 
 def traces(
     results: Results, name: str, title: str, rows: Sequence[Row], words: tuple[str, str]
 ) -> Drawing | None:
     """Numbers of training, a row of panels each, by condition; a mean line a recipe."""
-    found = {row.metric: series.of_metric(results, row.metric) for row in rows}
+    found = {row.metric: series.of_metric(results, row.metric, row.plus) for row in rows}
     kept = [row for row in rows if len(found[row.metric])]
     if not kept:
         return None
@@ -162,7 +167,7 @@ def traces(
                 titled(ax, condition)
         sheet.axes[i][0].set_ylabel(row.text)
         _scaled(sheet.axes[i], row)
-    sheet.below(series.axis_label(results))
+    sheet.below(series.axis_label(results), counts=True)
     sheet.legend(handles)
     ns = [int(n) for part in parts if "n" in part for n in part["n"]]
     left = [row.metric for row in rows if row not in kept]
@@ -192,7 +197,15 @@ def _trace(
         series.draw_runs(ax, failed, "value", of[recipe])
         band = Band.over(rows, "rollout", "value")
         every = max(1, len(band.x) // 5)
-        band.draw(ax, of[recipe], 1.6, marker=mark[recipe], ms=4, markevery=(every // 2, every))
+        band.draw(
+            ax,
+            of[recipe],
+            1.6,
+            log=row.log,
+            marker=mark[recipe],
+            ms=4,
+            markevery=(every // 2, every),
+        )
         parts.append(band.frame(recipe=recipe, condition=condition, metric=row.metric))
         ends = failed.groupby("seed").tail(1)[["recipe", "condition", "seed", "x", "value"]]
         parts += [ends.assign(metric=row.metric, status="failed")] if len(ends) else []
@@ -226,7 +239,7 @@ def _scaled(axes: Sequence[Axes], row: Row) -> None:
         low, high = first.get_ylim()
         first.set_ylim(0 if low > -0.05 * high else low, max(high, 0.01 if row.share else high))
     if row.share:
-        first.yaxis.set_major_formatter(PercentFormatter(1.0))
+        first.yaxis.set_major_formatter(PERCENT)
 
 
 def kl(results: Results) -> Drawing | None:
@@ -237,13 +250,15 @@ def kl(results: Results) -> Drawing | None:
         "How far the policy moves: within a rollout, and from where it started",
         [
             Row("kl_old_k3", "KL(old), nats a token", log=True),
-            Row("kl_ref_k3", "KL(ref), nats a token", log=True),
+            Row("kl_ref_k1", "KL(ref), nats a token", log=True, plus="kl_old_k1"),
         ],
         (
-            "Top: KL(old), from the policy that sampled the rollout to the policy that is being "
-            "updated: staleness. Bottom: KL(ref), from the policy to the frozen starting "
-            "weights. Both in nats per token, estimated by e^-d - 1 + d, logarithmic axes of "
-            "their own.",
+            "Top: KL(old), of the policy that sampled the rollout from the policy that is being "
+            "updated: staleness, estimated by the mean of e^-d - 1 + d, d = old_logp - logp. "
+            "Bottom: KL(ref), of the policy that sampled the rollout from the frozen starting "
+            "weights, estimated by the mean of old_logp - ref_logp (kl_old_k1 + kl_ref_k1). In "
+            "nats per token, each on a logarithmic axis of its own; what is not above 0, as "
+            "KL(ref) of the first rollout, is not drawn.",
             "The two answer different questions and are never on one axis. Clipping speaks about "
             "the first; a KL penalty acts on the second.",
         ),

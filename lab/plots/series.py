@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from lab.records import COUNTERS
 from lab.results import PLACE, Results
 from lab.stats import LARGEST, mean_interval
 from lab.tables.scores import LIMITS
-from lab.tables.terms import UPDATE, metrics
+from lab.tables.terms import ROLLOUT
 
 #: Below this many runs there is no band.
 FEW = 3
@@ -43,20 +44,27 @@ def axis_label(results: Results) -> str:
     return name if stop else f"{name} (of {updates} {'update' if updates == 1 else 'updates'} each)"
 
 
-def of_metric(results: Results, metric: str) -> pd.DataFrame:
+def of_metric(results: Results, metric: str, plus: str = "") -> pd.DataFrame:
     """A number of training: place, status, rollout (counted from 1), x, value; finite ones alone.
 
     Numbers of updates are means over a rollout's updates; what is not finite is no point.
+
+    Args:
+        results: the results.
+        metric: its name in the records.
+        plus: another one that is added to it, moment by moment.
     """
     rows = results.metric(metric, "train")
-    by_update = metric in UPDATE or metric.rsplit("_", 1)[0] in UPDATE
-    known = metric in metrics()
-    first = 1 if by_update or not known else 0
-    out = rows[[*PLACE, "status", "rollout", "value"]].assign(
-        rollout=rows["rollout"].astype(int) + first, x=rows[axis(results)].astype(float)
-    )
-    if axis(results) == "rollout":
-        out["x"] = out["rollout"].astype(float)
+    if plus:
+        here = [*PLACE, *COUNTERS]
+        other = results.metric(plus, "train")[[*here, "value"]]
+        rows = rows.merge(other, on=here, suffixes=("", "_plus"))
+        rows = rows.assign(value=rows["value"] + rows["value_plus"])
+    # an update's rollout has not ended yet when it is counted
+    first = 0 if metric in ROLLOUT else 1
+    rollout = rows["rollout"].astype(int) + first
+    x = rollout if axis(results) == "rollout" else rows[axis(results)]
+    out = rows[[*PLACE, "status", "value"]].assign(rollout=rollout, x=x.astype(float))
     value = out["value"].astype(float)
     return out[np.isfinite(value) & (value.abs() <= LARGEST)]
 
@@ -98,9 +106,12 @@ class Band:
         points = {"x": self.x, "mean": self.mean, "low": self.low, "high": self.high, "n": self.n}
         return pd.DataFrame(points).assign(**labels)
 
-    def draw(self, ax: Axes, colour: str, width: float = 2.0, **more: Any) -> None:
-        """The band, and the mean over it."""
-        ax.fill_between(self.x, self.low, self.high, color=colour, alpha=0.16, lw=0)
+    def draw(
+        self, ax: Axes, colour: str, width: float = 2.0, log: bool = False, **more: Any
+    ) -> None:
+        """The band, and the mean over it; on a logarithmic axis a band may end at no number."""
+        low = [max(y, 1e-12) for y in self.low] if log else self.low
+        ax.fill_between(self.x, low, self.high, color=colour, alpha=0.16, lw=0)
         ax.plot(self.x, self.mean, color=colour, lw=width, **more)
 
 

@@ -9,10 +9,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from lab.plots import series
-from lab.plots.canvas import GREY, INK, Drawing, Room, Sheet, colours, dark, recipes
+from lab.plots.canvas import GREY, INK, PERCENT, Drawing, Room, Sheet, colours, dark, recipes
 from lab.plots.learning import DASHES
 from lab.plots.series import Band
 from lab.results import Results
@@ -57,7 +57,7 @@ def clipping(results: Results) -> Drawing | None:
         where = f"{condition}\n" if condition != PLAIN else ""
         sheet.axes[i, 0].set_ylabel(f"{where}{SIGNS[side]}", rotation=0, ha="right", va="center")
     _percent(sheet)
-    sheet.below(series.NAMES[series.axis(results)])
+    sheet.below(series.NAMES[series.axis(results)], counts=True)
     sheet.legend(
         [
             Line2D([], [], color=GREY if n == "outside" else INK, ls=d, lw=w, label=n)
@@ -85,7 +85,7 @@ def clipping(results: Results) -> Drawing | None:
 
 def _percent(sheet: Sheet) -> None:
     first = sheet.axes[0, 0]
-    first.yaxis.set_major_formatter(PercentFormatter(1.0))
+    first.yaxis.set_major_formatter(PERCENT)
     first.set_ylim(0, max(0.01, first.get_ylim()[1]))
     for ax in sheet.axes.flat:
         ax.set_xlim(left=0)
