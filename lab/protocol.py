@@ -7,7 +7,7 @@ without the scale, stands on every artefact; a results folder belongs to one has
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,7 +71,7 @@ class Head(_Model):
     metric: str = "score"
     margin: Annotated[float, Field(gt=0, lt=1)] = 0.02
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
-    floor: float = 0.0
+    floor: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     model: str = "nano"
     eval_every: Annotated[int, Field(ge=1)] = 2
     eval_prompts: Annotated[int, Field(ge=1)] = 256
@@ -205,7 +205,7 @@ def resolve(data: Mapping[str, Any], name: str, shelf: Shelf) -> Study:
             raise LabError(
                 f"{where}: unknown table [{key}].{nearest(key, TABLES)} It has {one_of(TABLES)}"
             )
-    for key in ("study", "recipe", "scale"):
+    for key in ("study", "recipe", "scale", *(("condition",) if "condition" in data else ())):
         if not isinstance(data.get(key), Mapping) or not data[key]:
             raise LabError(f"{where} has no table [{key}]")
     head: Head = checked(Head, data["study"], f"{where}, [study]")
@@ -218,6 +218,7 @@ def resolve(data: Mapping[str, Any], name: str, shelf: Shelf) -> Study:
         _contrast(c, arms, f"{where}, contrast {i}")
         for i, c in enumerate(_list(data.get("contrast", []), where), start=1)
     )
+    _each_once(contrasts, where)
     scales: dict[str, Scale] = {
         n: checked(Scale, _table(s, f"{where}, scale {n!r}"), f"{where}, scale {n!r}")
         for n, s in data["scale"].items()
@@ -237,7 +238,7 @@ def plain(recipe: Recipe) -> dict[str, Any]:
 
 
 def _arms(data: Mapping[str, Any], where: str, shelf: Shelf) -> Iterator[Arm]:
-    conditions = _table(data.get("condition", {PLAIN: {}}), f"{where}, condition")
+    conditions = data.get("condition", {PLAIN: {}})
     shared = _table(data.get("all", {}), f"{where}, [all]")
     for condition, changes in conditions.items():
         _table(changes, f"{where}, condition {condition!r}")
@@ -268,6 +269,15 @@ def _contrast(given: Any, arms: Iterable[Arm], where: str) -> Contrast:
     if made.a == made.b:
         raise LabError(f"{where}: {made.a!r} against itself")
     return made
+
+
+def _each_once(contrasts: Sequence[Contrast], where: str) -> None:
+    """A question asked twice, either way round, would count twice in the multiplicity."""
+    asked: dict[tuple[frozenset[str], str], int] = {}
+    for i, c in enumerate(contrasts, start=1):
+        first = asked.setdefault((frozenset((c.a, c.b)), c.condition), i)
+        if first != i:
+            raise LabError(f"{where}, contrast {i}: {c.name} is contrast {first} again")
 
 
 def _table(given: Any, where: str) -> Mapping[str, Any]:

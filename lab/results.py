@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ CURVE = ("recipe", "condition", "sign", "ratio", "pull")
 ANSWER = (*PLACE, "rollout", "prompt", "response", "score", "stop_reason")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # by identity, so that what is made of it can be kept
 class Results:
     """What a results folder says.
 
@@ -215,6 +216,24 @@ def folders(given: str | None) -> list[Path]:
     )
 
 
+def unfinished(runs: Path) -> Iterator[tuple[Path, bool]]:
+    """Folders of runs that are not whole, and whether the driver of each is alive."""
+    for left in runs.glob(".*.*.*"):
+        driver = left.name.split(".")[-2]
+        if left.is_dir():
+            yield left, not driver.isdigit() or _alive(int(driver))
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def state(folder: Path) -> Iterator[str]:
     """How far a results folder is, line by line."""
     found = load(folder)
@@ -227,9 +246,10 @@ def state(folder: Path) -> Iterator[str]:
     for name in ("ok", "diverged", "crashed", "missing"):
         if counts.get(name):
             yield f"  {name:<9} {counts[name]}"
-    under_way = [p for p in (folder / RUNS).glob(".*.*.*") if p.is_dir()]
+    under_way = sum(alive for _, alive in unfinished(folder / RUNS))
     if under_way:
-        yield f"  under way {len(under_way)}"
-    newest = max((p.stat().st_mtime for p in (folder / RUNS).glob("*/")), default=0.0)
+        yield f"  under way {under_way}"
+    whole = [p for p in (folder / RUNS).glob("*/") if not p.name.startswith(".")]
+    newest = max((p.stat().st_mtime for p in whole), default=0.0)
     if newest and ended < len(found.runs):
         yield f"  the last one ended {(time.time() - newest) / 60:.0f} min ago"

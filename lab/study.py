@@ -6,27 +6,31 @@ a second call after a crash goes on where the first one ended.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
-from lab import records, results
-from lab.errors import LabError
+from lab import policy, records, results
+from lab.errors import LabError, nearest, one_of
 from lab.execute import Executor, Job, Limits, Outcome
+from lab.execute.cost import measure
 from lab.identity import digest, environment, run_key
 from lab.protocol import Study, plain, read
-from lab.settings import Budget, Spec
+from lab.settings import Spec
 from lab.shelf import Shelf
-from lab.train import prepared
+from lab.task import build
+from lab.train import Prepared, prepared
 
 #: Times that a run is begun: an exception twice is a result, a killed worker is bad luck thrice.
 MOST_FAILURES, MOST_KILLS = 2, 3
+#: What every evaluation records; the first of them is what a study asks for if it does not say.
+EVALUATED = ("score", "unscored", "length", "truncated", "sampled_nll")
 
 
 class Console(Protocol):
@@ -79,12 +83,18 @@ class Plan:
     runs: list[Planned]
     data: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def keyed(self) -> dict[str, Planned]:
+        """The runs by key. Two arms that are one recipe (A/A) have one run a seed."""
+        return {r.key: r for r in reversed(self.runs)}
+
     def pending(self, folder: Path) -> list[Planned]:
-        """The runs that are not finished: neither as a folder nor in a committed table."""
+        """The runs that are not finished, each once: neither as a folder nor in a kept table."""
         table = folder / results.TABLE
         known = set(records.read_table(table)["run_key"]) if table.is_file() else set()
         place = folder / results.RUNS
-        return [r for r in self.runs if r.key not in known and not records.finished(place / r.key)]
+        once = reversed(self.keyed.values())
+        return [r for r in once if r.key not in known and not records.finished(place / r.key)]
 
 
 def plan(study: Study, scale: str, shelf: Shelf) -> Plan:
@@ -97,6 +107,7 @@ def plan(study: Study, scale: str, shelf: Shelf) -> Plan:
     more: dict[str, dict[str, Any]] = {"loops": {}, "bounds": {}, "choices": {}, "recipes": {}}
     for arm, specs in study.specs(scale):
         first = prepared(specs[0], shelf)
+        _check_metric(study.head.metric, first)
         name, label = arm.recipe.name, f"{arm.recipe.name}|{arm.condition}"
         more["loops"][label] = arm.recipe.loop.model_dump()
         more["bounds"][label] = list(first.bench.bounds)
@@ -111,6 +122,21 @@ def plan(study: Study, scale: str, shelf: Shelf) -> Plan:
     out = Plan(study, scale, runs)
     out.data = _frozen(out, optimum) | more
     return out
+
+
+def _check_metric(name: str, arm: Prepared) -> None:
+    """Refuse a metric that no evaluation records; observers' names are seen in the first run."""
+    exact = arm.task.shared_prompts and arm.task.responses() is not None
+    if not any(b.component.declared.at == "eval" for b in arm.bench.observers):
+        _check_name(name, (*EVALUATED, *(("exact_score",) if exact else ())))
+
+
+def _check_name(metric: str, known: Collection[str]) -> None:
+    if metric not in known:
+        raise LabError(
+            f"metric {metric!r} stands in no evaluation.{nearest(metric, known)} "
+            f"They record {one_of(known)}"
+        )
 
 
 def _frozen(plan: Plan, optimum: float) -> dict[str, Any]:
@@ -174,20 +200,14 @@ def claim(plan: Plan, folder: Path) -> None:
 
 def _sweep(runs: Path) -> None:
     """Remove what drivers that are gone left half written."""
-    for left in runs.glob(".*.*.*"):
-        driver = left.name.split(".")[-2]
-        if driver.isdigit() and not _alive(int(driver)):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    for left, alive in results.unfinished(runs):
+        if alive:
+            continue
+        # moved away first: a worker that has outlived its driver must not finish half a folder
+        away = left.with_name(f"{left.name.rsplit('.', 1)[0]}.swept{os.getpid()}")
+        with contextlib.suppress(OSError):
+            left.rename(away)
+        shutil.rmtree(away, ignore_errors=True)
 
 
 @dataclass
@@ -212,7 +232,7 @@ class Driver:
     def run(self) -> None:
         """Run all that is pending. Finished runs are kept whatever happens."""
         pending = ordered(self.plan.pending(self.folder), self.workers)
-        total = len(self.plan.runs)
+        total = len(self.plan.keyed)
         done = total - len(pending)
         if not pending:
             self.console.say(f"all {total} runs are finished")
@@ -223,7 +243,7 @@ class Driver:
             f"about {_minutes(seconds)} for {len(pending)} runs on {self.workers} workers"
         )
         jobs = {r.key: self._job(r) for r in pending}
-        tries: dict[str, list[str]] = {key: [] for key in jobs}
+        tries: dict[str, list[str]] = {key: [] for key in jobs}  # how each of them ended
         for job in jobs.values():
             self.executor.submit(job)
         open_keys, counts = set(jobs), {"ok": done}
@@ -245,73 +265,39 @@ class Driver:
 
     def _ended(self, outcome: Outcome, job: Job, tries: list[str]) -> str:
         """The status that a job has ended with, or nothing where it runs again."""
-        if outcome.status in ("ok", "diverged", "crashed"):
-            return outcome.status
-        tries.append(outcome.error)
-        self.console.say(f"run {job.key[:8]} {outcome.status}: {outcome.error}")
-        most = MOST_KILLS if outcome.status == "killed" else MOST_FAILURES
-        if len(tries) < most:
+        status, error = outcome.status, outcome.error
+        if status in ("ok", "diverged", "crashed"):
+            if records.finished(job.folder / job.key):
+                return status
+            status, error = "killed", "it has left no folder"  # or the word came late, of another
+        tries.append(status)
+        self.console.say(f"run {job.key[:8]} {status}: {error}")
+        most = MOST_KILLS if status == "killed" else MOST_FAILURES
+        if tries.count(status) < most:
             self.executor.submit(job)
             return ""
-        if outcome.status == "failed":
-            crashed(job, outcome.error)
+        if status == "failed":
+            crashed(job, error)
             return "crashed"
         return "killed"  # infrastructure: no result, the next call tries again
 
     def estimate(self, pending: Sequence[Planned]) -> float:
-        """Seconds for these runs, from one short run with a critic and one without."""
-        probes = {r.critic: r for r in reversed(pending)}
-        with tempfile.TemporaryDirectory() as name:
-            jobs = {critic: _probe(r, Path(name), self.plugins) for critic, r in probes.items()}
-            for job in jobs.values():
-                self.executor.submit(job)
-            waiting = {j.key for j in jobs.values()}
-            while waiting:
-                waiting -= {o.key for o in self.executor.poll(60.0)}
-            costs = {critic: _cost(Path(name) / job.key) for critic, job in jobs.items()}
-        known = [c for c in costs.values() if c]
-        if not known:
+        """Seconds for these runs, from one short run with a critic and one without.
+
+        Raises:
+            LabError: if a short run shows a mistake, as a metric that no evaluation records.
+        """
+        kinds = {r.critic: r.spec for r in reversed(pending)}
+        costs = measure(kinds, self.executor, self.plugins)
+        if not costs:
             return math.nan
+        usual = next(iter(costs.values()))
+        for cost in costs.values():
+            _check_name(self.plan.study.head.metric, cost.evaluated)
         seeds = len({r.spec.seed for r in pending})
-        seconds = seeds * known[0]["start"]  # one warm start a seed, then it is cached
-        for r in pending:
-            cost = costs[r.critic] or known[0]
-            declared = r.spec.settings.budget.declared()
-            rollouts = _rollouts(r.spec, declared, cost)
-            evaluations = 1 + rollouts / r.spec.settings.eval_every
-            seconds += rollouts * cost["rollout"] + evaluations * cost["evaluation"]
+        seconds = seeds * usual.start  # one warm start a seed, then it is cached
+        seconds += sum(costs.get(r.critic, usual).seconds(r.spec) for r in pending)
         return seconds / min(self.workers, len(pending))
-
-
-def _probe(run: Planned, folder: Path, plugins: tuple[str, ...]) -> Job:
-    """A run of two rollouts of the same cost each."""
-    settings = run.spec.settings.model_copy(update={"budget": Budget(rollouts=2)})
-    spec = run.spec.model_copy(update={"settings": settings})
-    shelf = Shelf.installed(plugins)
-    return Job(prepared(spec, shelf).key, spec.data(), folder, plugins)
-
-
-def _cost(folder: Path) -> dict[str, float]:
-    """Seconds a rollout, an evaluation and a start take, and tokens a rollout generates."""
-    if not (folder / records.TIME).is_file():
-        return {}
-    seconds = records.read_json(folder / records.TIME)["seconds"]
-    counters = records.read_json(folder / records.RESULT)["counters"]
-    rollouts = max(1, counters["rollout"])
-    return {
-        "rollout": (seconds.get("sampling", 0.0) + seconds.get("updates", 0.0)) / rollouts,
-        "evaluation": seconds.get("evaluation", 0.0) / 2,
-        "start": seconds.get("start", 0.0),
-        "updates": counters["update"] / rollouts,
-        "generated_tokens": counters["generated_tokens"] / rollouts,
-        "trained_tokens": counters["trained_tokens"] / rollouts,
-    }
-
-
-def _rollouts(spec: Spec, declared: Mapping[str, int], cost: Mapping[str, float]) -> float:
-    """How many rollouts a budget holds."""
-    each = {"rollouts": 1.0, **cost}
-    return max(1.0, min(limit / max(each[n], 1e-9) for n, limit in declared.items()))
 
 
 def ordered(runs: Sequence[Planned], workers: int) -> list[Planned]:
@@ -375,6 +361,7 @@ def run(
         LabError: for a mistake in the study, and for a folder of another study.
     """
     made = plan(study, scale, shelf)
+    _check_model(study, shelf)
     claim(made, folder)
     chosen = limits or Limits(workers or os.cpu_count() or 1)
     executor: Executor = shelf.names("executors")["local"](chosen)
@@ -384,6 +371,13 @@ def run(
     finally:
         executor.cancel()
     return made
+
+
+def _check_model(study: Study, shelf: Shelf) -> None:
+    """Load a model once that is no preset: what is wrong with it is wrong in every run."""
+    if study.head.model not in policy.PRESETS:
+        task = build(study.task.name, study.task.settings, shelf)
+        policy.build(study.head.model, task.characters, 0)
 
 
 def find(given: str, shelf: Shelf) -> Study:

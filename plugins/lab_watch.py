@@ -36,23 +36,23 @@ def clipping(
     ``_positive`` and ``_negative`` are the same rates over tokens of that sign of A.
     """
     on = mask.bool()
-    below, above = _beyond(ratio, interval)
-    flat = pull == 0
-    sides_held = zip(_beyond(ratio, bounds), bounds, strict=True)
-    held = torch.zeros_like(on)
-    for beyond, bound in sides_held:
-        at = torch.isclose(
-            pull, (0.0 if bound is None else bound) * advantages, rtol=1e-5, atol=0.0
-        )
-        held |= beyond & at & ~flat
-    what = {"outside": below | above, "flat": flat, "capped": held}
-    sides = {"": advantages != 0, "_positive": advantages > 0, "_negative": advantages < 0}
+    r, a, p = ratio[on], advantages[on], pull[on]
+    below, above = _beyond(r, interval)
+    flat = p == 0
+    held = torch.zeros_like(flat)
+    for beyond, bound in zip(_beyond(r, bounds), bounds, strict=True):
+        if bound is not None:
+            held |= beyond & torch.isclose(p, bound * a, rtol=1e-5, atol=0.0) & ~flat
+    # all rates of an update in one product: counted in float64, which is exact
+    what = torch.stack([below | above, flat, held]).double()
+    sides = torch.stack([a != 0, a > 0, a < 0]).double()
+    hits, tokens = (what @ sides.T).tolist(), sides.sum(1).tolist()
     numbers = {
-        f"{name}{side}": _rate(hit, on & chosen)
-        for name, hit in what.items()
-        for side, chosen in sides.items()
+        f"{name}{side}": hit / max(1.0, count)
+        for name, row in zip(("outside", "flat", "capped"), hits, strict=True)
+        for side, hit, count in zip(("", "_positive", "_negative"), row, tokens, strict=True)
     }
-    return numbers | {"no_advantage": _rate(advantages == 0, on)}
+    return numbers | {"no_advantage": (a.numel() - tokens[0]) / max(1, a.numel())}
 
 
 @observe
@@ -62,11 +62,7 @@ def kl_old(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Mapping[str, float]:
     With d = old_logp - logp: ``kl_old_k1`` d, ``kl_old_k2`` d^2/2, ``kl_old_k3`` e^-d - 1 + d.
     """
     d = old_logp - logp
-    return {
-        "kl_old_k1": float(masked_mean(d, mask)),
-        "kl_old_k2": float(masked_mean(0.5 * d**2, mask)),
-        "kl_old_k3": float(masked_mean((-d).expm1() + d, mask)),
-    }
+    return _means(mask, kl_old_k1=d, kl_old_k2=0.5 * d**2, kl_old_k3=(-d).expm1() + d)
 
 
 @observe
@@ -77,16 +73,13 @@ def kl_ref(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Mapping[str, float]:
     policy's: exact in expectation for a fresh rollout only.
     """
     d = logp - ref_logp
-    return {
-        "kl_ref_k1": float(masked_mean(d, mask)),
-        "kl_ref_k3": float(masked_mean((-d).expm1() + d, mask)),
-    }
+    return _means(mask, kl_ref_k1=d, kl_ref_k3=(-d).expm1() + d)
 
 
 @observe
 def entropy(entropy: Tensor, mask: Tensor) -> Mapping[str, float]:
     """Mean per token of the policy's entropy in nats, over the whole vocabulary: ``entropy``."""
-    return {"entropy": float(masked_mean(entropy, mask))}
+    return _means(mask, entropy=entropy)
 
 
 @observe
@@ -99,12 +92,10 @@ def weights(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Mapping[str, float]
     if not bool(on.any()):
         return {}
     r = (logp[on] - old_logp[on]).exp()
-    return {
-        "ratio_mean": float(r.mean()),
-        "ratio_min": float(r.min()),
-        "ratio_max": float(r.max()),
-        "ratio_ess": float(r.sum() ** 2 / (r.numel() * (r**2).sum())),
-    }
+    low, high = r.aminmax()
+    found = torch.stack([r.mean(), low, high, r.sum() ** 2 / (r.numel() * (r**2).sum())])
+    names = ("ratio_mean", "ratio_min", "ratio_max", "ratio_ess")
+    return dict(zip(names, found.tolist(), strict=True))
 
 
 @observe
@@ -130,6 +121,13 @@ def critic(
         "return_std": float(spread_of_returns.sqrt()),
         "value_mean": float(masked_mean(old_values, mask)),
     }
+
+
+def _means(mask: Tensor, **per_token: Tensor) -> dict[str, float]:
+    """The mean of each over mask-1 tokens; 0 where there is none."""
+    on = mask.bool()
+    found = torch.stack([x[on] for x in per_token.values()]).sum(1) / max(1, int(on.sum()))
+    return dict(zip(per_token, found.tolist(), strict=True))
 
 
 def _beyond(ratio: Tensor, interval: tuple[float | None, float | None]) -> tuple[Tensor, Tensor]:

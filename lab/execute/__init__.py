@@ -40,12 +40,14 @@ class Outcome:
         status: ok, diverged, failed (an exception: it may be submitted again) or killed.
         error: what happened, in one line; empty for ok.
         seconds: how long it took.
+        mistake: whether it failed for what a person can mend.
     """
 
     key: str
     status: str
     error: str = ""
     seconds: float = 0.0
+    mistake: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from lab.tables.terms import ROLLOUT
 
 #: Below this many runs there is no band.
 FEW = 3
+#: Below this a sum of two float32 means that cancel is 0.
+ROUNDING = 1e-6
 #: Of numbers that a reader knows, the plural.
 NAMES = {
     "rollout": "rollouts",
@@ -59,7 +61,8 @@ def of_metric(results: Results, metric: str, plus: str = "") -> pd.DataFrame:
         here = [*PLACE, *COUNTERS]
         other = results.metric(plus, "train")[[*here, "value"]]
         rows = rows.merge(other, on=here, suffixes=("", "_plus"))
-        rows = rows.assign(value=rows["value"] + rows["value_plus"])
+        total = rows["value"] + rows["value_plus"]
+        rows = rows.assign(value=total.where(total.abs() > ROUNDING, 0.0))
     # an update's rollout has not ended yet when it is counted
     first = 0 if metric in ROLLOUT else 1
     rollout = rows["rollout"].astype(int) + first

@@ -6,6 +6,7 @@ study's floor, and no run is left out. An unfinished study has scores and no ver
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -63,6 +64,7 @@ def complete(results: Results) -> bool:
     return len(ended(results)) == len(results.runs)
 
 
+@functools.lru_cache(maxsize=2)  # asked by every table, figure and sentence
 def evaluations(results: Results) -> pd.DataFrame:
     """A row a run and planned evaluation: place, status, number, counters, score, reached.
 
@@ -144,6 +146,7 @@ def _mean(values: list[float]) -> float:
     return mean_interval(values).mean if values else 0.0
 
 
+@functools.lru_cache(maxsize=2)  # asked by every table, figure and sentence
 def scores(results: Results) -> pd.DataFrame:
     """A row a run that has ended: place, status, start, final, normalised, and what it took.
 
@@ -191,6 +194,7 @@ def contrast_name(contrast: Mapping[str, str]) -> str:
     return f"{contrast['a']} - {contrast['b']}{where}"
 
 
+@functools.lru_cache(maxsize=2)  # asked by every table, figure and sentence
 def judged(results: Results) -> list[Judged]:
     """The verdict on each declared contrast, in order; none at all while the study is unfinished.
 
