@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +27,18 @@ Sets = Annotated[
     typer.Option("--set", help="Override a setting, for example surrogate.cap=3."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
+
+
+class _StoppedError(Exception):
+    """A person has interrupted a command; the text says what is kept."""
+
+
+@contextlib.contextmanager
+def _kept(what: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise _StoppedError(what) from None
 
 
 @app.command()
@@ -124,7 +138,8 @@ def train(
     from lab import showing, single
     from lab.console import Console
 
-    with Console("% of the budget") as console:
+    kept = "the run's last checkpoint is kept, and the same command goes on from it"
+    with Console("% of the budget") as console, _kept(kept):
         folder = single.train(recipe, task, seed, set_ or (), out, plugin or (), console)
     typer.echo(showing.run_text(folder))
     typer.echo(f"\nin {folder}; all of it: lab show {folder}")
@@ -158,7 +173,8 @@ def run(
     shelf = Shelf.installed(plugin or ())
     chosen = studies.find(study, shelf)
     folder = out or Path("results") / chosen.name
-    with Console("runs") as console:
+    kept = "finished runs are kept, and the same command goes on with the others"
+    with Console("runs") as console, _kept(kept):
         studies.run(chosen, scale, folder, shelf, console, workers, plugin or ())
         console.say("writing tables, figures and the report")
         typer.echo(report.rebuild(folder))
@@ -191,9 +207,12 @@ def report(
 
 
 def main() -> None:
-    """Run the command line. A user's mistake is one line on stderr and exit code 2."""
+    """Run the command line. A mistake is one line on stderr and exit code 2; Ctrl-C is 130."""
     try:
         code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
+    except _StoppedError as e:
+        print(f"lab: stopped; {e}", file=sys.stderr)
+        raise SystemExit(130) from None
     except (LabError, typer.TyperException) as e:
         message = e.format_message() if hasattr(e, "format_message") else str(e)
         print(f"lab: {' '.join(message.split())}", file=sys.stderr)

@@ -211,7 +211,7 @@ def scored_by(
         token_rewards = torch.zeros_like(samples.mask)
         for row, (steps, text) in enumerate(zip(dense, texts, strict=True)):
             written = zip(samples.ids[row].tolist(), samples.mask[row].tolist(), strict=True)
-            # a padding token that the policy chose has no text, and moves what follows it on
+            # an end token has no text
             place = [t for t, (i, on) in enumerate(written) if on and policy.tokenizer.decode([i])]
             if len(place) != len(text):
                 raise LabError(

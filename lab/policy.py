@@ -329,8 +329,9 @@ def _pretrained(name: str) -> Policy:
             f"no model {name!r}.{nearest(name, PRESETS)} It is {', '.join(PRESETS)}, "
             "a directory, or a hub id (OWNER/NAME)"
         )
-    quiet: Any = logging.set_verbosity_error
-    quiet()
+    quiet: Any = logging
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
     loader: Any = AutoModelForCausalLM
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": offline}
     whole = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # what is off, by name

@@ -199,8 +199,7 @@ def run_table(folder: Path, labels: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def mean(values: list[float]) -> float:
-    """The mean of the numbers that are any; NaN where there is none."""
-    """Of the numbers that are one; NaN where there is none, or infinities of both signs."""
+    """The mean of the numbers that are any; NaN where there is none, or infinities of both signs."""
     known = [x for x in values if not math.isnan(x)]
     if not all(math.isfinite(x) for x in known):
         return sum(known)

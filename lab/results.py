@@ -101,7 +101,7 @@ def load(folder: Path) -> Results:
             tables.append(kept.assign(**labels)[list(records.COLUMNS)])
             answers += old.answers_of(planned)
         rows.append({**planned, "status": status, "failure": failure})
-    curve = _joined(pulls, CURVE).drop_duplicates(list(CURVE[:-1]), keep="last")
+    curve = _joined(pulls, CURVE).drop_duplicates(list(CURVE[:-1]), keep="last", ignore_index=True)
     shown = pd.DataFrame(answers, columns=list(ANSWER))
     table = _joined(tables, records.COLUMNS)
     return Results(folder, study, table, curve, shown, pd.DataFrame(rows))

@@ -90,7 +90,6 @@ def train(
         LabError: for a mistake in any of them.
     """
     for_recipe, for_task, for_run = split_sets(sets)
-    console.say(f"{recipe} on {task}, seed {seed}")
     result = run(
         recipes.load(recipe, Shelf.installed(plugins), for_recipe),
         {"name": task, **for_task},

@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from lab import policy, records, results
 from lab.errors import LabError, nearest, one_of
 from lab.execute import Executor, Job, Limits, Outcome
-from lab.execute.cost import measure
+from lab.execute.cost import measure, minutes
 from lab.identity import digest, environment, run_key
 from lab.protocol import Study, plain, read
 from lab.settings import Spec
@@ -86,15 +86,18 @@ class Plan:
     @property
     def keyed(self) -> dict[str, Planned]:
         """The runs by key. Two arms that are one recipe (A/A) have one run a seed."""
-        return {r.key: r for r in reversed(self.runs)}
+        found: dict[str, Planned] = {}
+        for r in self.runs:
+            found.setdefault(r.key, r)
+        return found
 
     def pending(self, folder: Path) -> list[Planned]:
         """The runs that are not finished, each once: neither as a folder nor in a kept table."""
         table = folder / results.TABLE
         known = set(records.read_table(table)["run_key"]) if table.is_file() else set()
         place = folder / results.RUNS
-        once = reversed(self.keyed.values())
-        return [r for r in once if r.key not in known and not records.finished(place / r.key)]
+        fresh = {k: r for k, r in self.keyed.items() if k not in known}
+        return [r for key, r in fresh.items() if not records.finished(place / key)]
 
 
 def plan(study: Study, scale: str, shelf: Shelf) -> Plan:
@@ -240,10 +243,10 @@ class Driver:
         self.console.say(f"{total} runs, {done} finished; measuring how long they take")
         seconds = self.estimate(pending)
         self.console.say(
-            f"about {_minutes(seconds)} for {len(pending)} runs on {self.workers} workers"
+            f"about {minutes(seconds)} for {len(pending)} runs on {self.workers} workers"
         )
         jobs = {r.key: self._job(r) for r in pending}
-        tries: dict[str, list[str]] = {key: [] for key in jobs}  # how each of them ended
+        tries: dict[str, list[str]] = {key: [] for key in jobs}
         for job in jobs.values():
             self.executor.submit(job)
         open_keys, counts = set(jobs), {"ok": done}
@@ -264,17 +267,25 @@ class Driver:
         return Job(run.key, run.spec.data(), self.folder / results.RUNS, self.plugins)
 
     def _ended(self, outcome: Outcome, job: Job, tries: list[str]) -> str:
-        """The status that a job has ended with, or nothing where it runs again."""
+        """The status that a job has ended with, or nothing where it runs again.
+
+        Args:
+            outcome: what an executor has delivered.
+            job: as it was submitted first.
+            tries: how its attempts ended so far.
+        """
         status, error = outcome.status, outcome.error
         if status in ("ok", "diverged", "crashed"):
             if records.finished(job.folder / job.key):
                 return status
-            status, error = "killed", "it has left no folder"  # or the word came late, of another
+            status, error = "killed", "it has left no folder"
+        if outcome.attempt != len(tries) + 1:
+            return ""  # of an attempt that has been answered for
         tries.append(status)
         self.console.say(f"run {job.key[:8]} {status}: {error}")
         most = MOST_KILLS if status == "killed" else MOST_FAILURES
         if tries.count(status) < most:
-            self.executor.submit(job)
+            self.executor.submit(replace(job, attempt=len(tries) + 1))
             return ""
         if status == "failed":
             crashed(job, error)
@@ -327,12 +338,6 @@ def crashed(job: Job, error: str) -> None:
     body = {"status": "crashed", "counters": counters, "final": {}, "failure": failure}
     writer.data(records.RESULT, body)
     records.finish(beside, job.folder / job.key)
-
-
-def _minutes(seconds: float) -> str:
-    if math.isnan(seconds):
-        return "an unknown time"
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def run(

@@ -8,6 +8,10 @@ from typing import Any, Protocol
 from lab.errors import LabError
 
 
+#: What a sampled padding token looks like.
+PADDING = "\N{WHITE SQUARE}"
+
+
 class Tokenizer(Protocol):
     """What a policy needs of a tokenizer."""
 
@@ -19,7 +23,7 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens left out."""
+        """The text of ids, as a verifier reads it."""
         ...
 
 
@@ -54,8 +58,12 @@ class Characters:
         return [self._ids[c] for c in text]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; end and padding tokens have none."""
-        return "".join(self.characters[i - 2] for i in ids if i >= 2)
+        """The text of ids; an end token has none.
+
+        A padding token that was sampled shows: without it a wrong answer would read as a right one.
+        """
+        shown = (PADDING if i == self.pad_id else self.characters[i - 2] for i in ids if i)
+        return "".join(shown)
 
 
 class Pretrained:
@@ -95,9 +103,10 @@ class Pretrained:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens left out."""
+        """The text of ids, as a verifier reads it."""
         text: str = self._tokenizer.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            # a special token that was sampled shows; the end token is taken off before
+            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return text
 

@@ -11,13 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from lab import cli, hookspecs, recipe
+from lab import cli, hookspecs, protocol, recipe
 from lab.bench import Bench
 from lab.shelf import Shelf
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "plugins" / "README.md").read_text(encoding="utf-8")
+STUDIES = (ROOT / "studies" / "README.md").read_text(encoding="utf-8")
+#: Commands that take longer than a look: their settings are read here, they run in other tests.
+LONG = ("run", "train", "report")
 
 
 def fences(text: str, language: str) -> list[str]:
@@ -42,7 +45,8 @@ def lab(*arguments: str, cwd: Path) -> tuple[int, str, str]:
 
 
 IDEA = fences(README, "python")[0]
-COMPONENTS = [f for f in fences(GUIDE, "python") if "from lab import" in f]
+SHOUT = next(f for f in fences(GUIDE, "python") if "class Shout" in f)
+COMPONENTS = [f for f in fences(GUIDE, "python") if "from lab import" in f and f != SHOUT]
 
 
 @pytest.mark.parametrize("hook", hookspecs.TENSOR_HOOKS)
@@ -109,7 +113,7 @@ def test_the_python_examples_run(
 ) -> None:
     (tmp_path / "idea.py").write_text(IDEA, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    programs = [f for f in fences(text, "python") if "lab.evaluate" in f]
+    programs = [f for f in fences(text, "python") if "lab.evaluate" in f or "lab.run(" in f]
     assert programs
     for program in programs:
         exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
@@ -127,18 +131,57 @@ def test_the_readme_shows_the_real_pulls(tmp_path: Path) -> None:
     assert shown("pulls") == out[out.index("pull of one token") :].rstrip("\n")
 
 
+def commands() -> list[list[str]]:
+    texts = (README, GUIDE, STUDIES)
+    lines = [c for text in texts for f in fences(text, "console") for c in f.splitlines()]
+    return [c.partition("#")[0].split()[2:] for c in lines if c.startswith("$ lab ")]
+
+
+def beside(folder: Path) -> Path:
+    """The files that the guides say to save."""
+    (folder / "idea.py").write_text(IDEA, encoding="utf-8")
+    (folder / "shout.py").write_text(SHOUT, encoding="utf-8")
+    (folder / "mine.toml").write_text(fences(README, "toml")[0], encoding="utf-8")
+    return folder
+
+
 def test_the_commands_of_the_guides_run(tmp_path: Path) -> None:
-    (tmp_path / "idea.py").write_text(IDEA, encoding="utf-8")
-    (tmp_path / "mine.toml").write_text(fences(README, "toml")[0], encoding="utf-8")
-    lines = [c for text in (README, GUIDE) for f in fences(text, "console") for c in f.splitlines()]
-    commands = [c.partition("#")[0].split()[2:] for c in lines if c.startswith("$ lab ")]
-    assert len(commands) >= 6
-    for command in commands:
-        code, _, err = lab(*command, cwd=tmp_path)
+    chosen = [c for c in commands() if c[0] not in LONG]
+    assert len(chosen) >= 7
+    for command in chosen:
+        code, _, err = lab(*command, cwd=beside(tmp_path))
         wrong = "surrogate=cipso" in command
         assert code == (2 if wrong else 0), err
         if wrong:
             assert err.strip() in README
+
+
+@pytest.mark.slow
+def test_the_training_commands_of_the_guides_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one rollout each, so that a misspelt option or setting is found."""
+    monkeypatch.setenv("LAB_CACHE", str(tmp_path / "cache"))
+    chosen = [c for c in commands() if c[0] == "train"]
+    assert len(chosen) >= 2
+    for command in chosen:
+        short = ("--set", "run.budget.rollouts=1", "--set", "run.eval_prompts=16")
+        code, out, err = lab(*command, *short, cwd=beside(tmp_path))
+        assert code == 0, err
+        assert ": ok" in out
+
+
+def test_the_study_of_the_guide_is_one(tmp_path: Path) -> None:
+    """And says what the text around it says: every key of its tables is in the example."""
+    (tmp_path / "mine.toml").write_text(fences(STUDIES, "toml")[0], encoding="utf-8")
+    study = protocol.read(tmp_path / "mine.toml", Shelf.installed())
+    assert [a.recipe.name for a in study.arms] == ["grpo", "soft"] * 2
+    assert {a.recipe.loop.lr for a in study.arms} == {1e-4, 3e-4}
+    assert [c.name for c in study.contrasts] == ["soft - grpo, lr 1e-4"]
+    given = tomllib.loads(fences(STUDIES, "toml")[0])["study"]
+    assert set(protocol.Head.model_fields) - set(given) == {"warm_start"}
+    for command in (c for c in commands() if c[0] == "run"):
+        assert "first" in command or command[1].startswith("studies/")
 
 
 def test_the_readme_names_each_recipe_and_the_targets_it_tells_of() -> None:

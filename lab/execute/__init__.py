@@ -23,12 +23,15 @@ class Job:
         spec: the run as plain data.
         folder: where run folders are.
         plugins: plugin files beside the installed plugins.
+        attempt: the first, the second, ...: its outcome repeats it, so that a failure which is
+            delivered twice counts once.
     """
 
     key: str
     spec: Mapping[str, Any]
     folder: Path
     plugins: tuple[str, ...] = ()
+    attempt: int = 1
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Outcome:
         error: what happened, in one line; empty for ok.
         seconds: how long it took.
         mistake: whether it failed for what a person can mend.
+        attempt: the job's.
     """
 
     key: str
@@ -48,6 +52,7 @@ class Outcome:
     error: str = ""
     seconds: float = 0.0
     mistake: bool = False
+    attempt: int = 1
 
 
 @dataclass(frozen=True)

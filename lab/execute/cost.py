@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -90,3 +91,10 @@ def _short(spec: Spec, folder: Path, shelf: Shelf, plugins: Sequence[str]) -> Jo
     settings = spec.settings.model_copy(update=changes)
     short = spec.model_copy(update={"settings": settings})
     return Job(prepared(short, shelf).key, short.data(), folder, tuple(plugins))
+
+
+def minutes(seconds: float) -> str:
+    """A time as a person says it; NaN is unknown."""
+    if math.isnan(seconds):
+        return "an unknown time"
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import queue
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as LateError
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
+from lab.errors import LabError
 from lab.execute import Job, Limits, Outcome
 
 #: Every maths library that a worker may load runs on one thread.
@@ -30,20 +35,37 @@ class Local:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._done: queue.Queue[Outcome] = queue.Queue()
+        self._places: set[Path] = set()
         # read by the children when they start: before torch is imported is the only time for it
         os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
-        self._pool = ProcessPool(
-            max_workers=limits.workers,
-            max_tasks=limits.recycle,
+        self._pool = self._fresh()
+
+    def _fresh(self) -> ProcessPool:
+        return ProcessPool(
+            max_workers=self._limits.workers,
+            max_tasks=self._limits.recycle,
             context=multiprocessing.get_context("spawn"),
             initializer=_prepare,
-            initargs=(limits.gigabytes,),
+            initargs=(self._limits.gigabytes,),
         )
 
     def submit(self, job: Job) -> None:
         """Queue a job."""
-        future = self._pool.schedule(run_one, args=(job,), timeout=self._limits.seconds)
+        self._places.add(job.folder)
+        with _no_interrupt():
+            try:
+                future = self._schedule(job)
+            except RuntimeError:  # a worker ended before it had a job: pebble gives its pool up
+                self._stop()
+                self._pool = self._fresh()
+                future = self._schedule(job)
         future.add_done_callback(lambda f: self._done.put(_outcome(job, f)))
+
+    def _schedule(self, job: Job) -> Future[Outcome]:
+        future: Future[Outcome] = self._pool.schedule(
+            run_one, args=(job,), timeout=self._limits.seconds
+        )
+        return future
 
     def poll(self, seconds: float) -> Iterator[Outcome]:
         """The outcomes that have arrived; waits for the first one at most that long."""
@@ -56,25 +78,48 @@ class Local:
 
     def cancel(self) -> None:
         """Drop what is queued, end what runs, and leave no process behind."""
+        self._stop()
+        for place in self._places:
+            for left in place.glob(f".*.{os.getpid()}.*"):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def _stop(self) -> None:
         pool: Any = self._pool
         pool.stop()
         pool.join()
 
 
-def _outcome(job: Job, future: Future[Outcome]) -> Outcome:
+@contextlib.contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Workers that start in here never see Ctrl-C: the driver ends them, without a traceback."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        result = future.result()
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _outcome(job: Job, future: Future[Outcome]) -> Outcome:
+    def killed(why: str) -> Outcome:
+        return Outcome(job.key, "killed", why, attempt=job.attempt)
+
+    try:
+        return future.result()
     except LateError:
         _clean(job)
-        return Outcome(job.key, "killed", "it passed the time limit of a run")
+        return killed("it passed the time limit of a run")
     except CancelledError:
-        return Outcome(job.key, "killed", "cancelled")
+        return killed("cancelled")
     except ProcessExpired as e:
         _clean(job)
-        return Outcome(job.key, "killed", f"its worker ended (exit code {e.exitcode})")
+        return killed(f"its worker ended (exit code {e.exitcode})")
+    except BrokenProcessPool:
+        return killed("a worker ended before it had a job")
     except Exception as e:  # what pebble itself could not deliver
-        return Outcome(job.key, "failed", _line(e))
-    return result
+        return Outcome(job.key, "failed", _line(e), attempt=job.attempt)
 
 
 def _prepare(gigabytes: float) -> None:
@@ -95,23 +140,29 @@ def run_one(job: Job) -> Outcome:
     from lab.shelf import Shelf
 
     began = time.perf_counter()
+
+    def ended(status: str, error: str = "", mistake: bool = False) -> Outcome:
+        seconds = time.perf_counter() - began
+        return Outcome(job.key, status, error, seconds, mistake, job.attempt)
+
     final = job.folder / job.key
     if records.finished(final):
-        return Outcome(job.key, records.read_json(final / records.RESULT)["status"])
+        return ended(records.read_json(final / records.RESULT)["status"])
     beside = job.folder / f".{job.key}.{os.getppid()}.{os.getpid()}"
     shutil.rmtree(beside, ignore_errors=True)
     try:
         spec = Spec.of(job.spec, Shelf.installed(job.plugins))
         result = train.run(spec, beside, job.plugins)
         if result.key != job.key:  # a plugin file or the lab itself changed under the study
-            raise RuntimeError(f"the run's key is {result.key[:12]}; the plan says {job.key[:12]}")
+            shutil.rmtree(beside, ignore_errors=True)
+            return ended("killed", "the code has changed since the study was planned")
         records.finish(beside, final)
     except BaseException as e:  # also SystemExit, which pebble would raise in the driver
         shutil.rmtree(beside, ignore_errors=True)
         if isinstance(e, KeyboardInterrupt):
             raise
-        return Outcome(job.key, "failed", _line(e), time.perf_counter() - began)
-    return Outcome(job.key, result.status, seconds=time.perf_counter() - began)
+        return ended("failed", _line(e), isinstance(e, LabError))
+    return ended(result.status)
 
 
 def _clean(job: Job) -> None:
@@ -121,4 +172,5 @@ def _clean(job: Job) -> None:
 
 
 def _line(e: BaseException) -> str:
-    return f"{type(e).__name__}: {' '.join(str(e).split())}"
+    kind = "" if isinstance(e, LabError) else f"{type(e).__name__}: "
+    return f"{kind}{' '.join(str(e).split())}"

@@ -121,11 +121,10 @@ def _pictures(found: Results) -> dict[str, Picture]:
     return out
 
 
-def _recipes(found: Results) -> list[tuple[str, str, str]]:
-    """Name, description and components of each recipe, in the order of the study."""
+def _recipes(found: Results) -> list[tuple[str, str]]:
+    """Name and description of each recipe, in the order of the study."""
     names = dict.fromkeys(p["recipe"] for p in found.study["plan"])
-    choices = found.study["choices"]
-    return [(n, found.study["recipes"].get(n, ""), choices.get(n, "")) for n in names]
+    return [(n, found.study["recipes"].get(n, "")) for n in names]
 
 
 def _answers(found: Results) -> list[dict[str, Any]]:

@@ -84,7 +84,7 @@ def answer(results: Results) -> Answer:
         headline=headline(results, verdicts),
         groups={c: groups[c] for c in order},
         change=change(declared, verdicts),
-        read=_read(results) if verdicts else "",
+        read=_read(results, bool(verdicts)),
         failures=failures(results),
     )
 
@@ -92,11 +92,7 @@ def answer(results: Results) -> Answer:
 def headline(results: Results, verdicts: Sequence[Judged]) -> str:
     """How much the verdicts say, in one or two sentences."""
     if not complete(results):
-        return (
-            f"No answer yet: {progress(results)} have ended, and no verdict is said before all "
-            "have. Looking early, and stopping when it looks good, finds differences that are "
-            "not there."
-        )
+        return f"No answer yet: {progress(results)} have ended, and a verdict needs all of them."
     if not verdicts:
         return (
             "No verdict: this study declared no comparison before its runs. What follows "
@@ -186,7 +182,8 @@ def failures(results: Results) -> str:
     if runs.empty:
         return ""
     if failed.empty:
-        return f"None of the {len(runs)} runs that have ended failed."
+        which = "that have ended " if not complete(results) else ""
+        return f"None of the {_count(len(runs), 'run')} {which}failed."
     parts = []
     for recipe, condition in arms(results):
         own = runs[(runs["recipe"] == recipe) & (runs["condition"] == condition)]
@@ -201,8 +198,15 @@ def failures(results: Results) -> str:
     )
 
 
-def _read(results: Results) -> str:
+def _read(results: Results, verdicts: bool) -> str:
     study = results.study
+    if not complete(results):
+        return (
+            "Looking early, and stopping when it looks good, finds differences that are not there. "
+            "What follows describes the runs that have ended."
+        )
+    if not verdicts:
+        return ""
     start = fmt(reference(scores(results)), 0.01)
     level = f"{100 * (1 - study['alpha']):g} %"
     margin = f"{study['margin']:g}".replace("0.", ".", 1)
@@ -212,7 +216,9 @@ def _read(results: Results) -> str:
         f"{level} t-interval over seeds, unadjusted; the p-values are adjusted for "
         f"{_count(len(study['contrasts']), 'comparison')}. Better and worse need both. Equivalent: "
         f"shown to differ by less than {margin}, the smallest difference that matters here. "
-        "Inconclusive: neither, so nothing is known about the order."
+        "Inconclusive: neither, so nothing is known about the order. The drawings at the right "
+        "show the same differences on one scale: a bar is the interval, the line is 0, the shade "
+        "what is too small to matter."
     )
 
 

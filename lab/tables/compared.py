@@ -56,11 +56,13 @@ def standing(
 def comparison(results: Results) -> Table:
     """Recipe by condition: final held-out score, a row an arm."""
     scored = scores(results)
-    stands = standing(results.study["contrasts"], judged(results))
+    declared = results.study["contrasts"]
+    stands = standing(declared, judged(results))
+    asked = {(c[side], c["condition"]) for c in declared for side in ("a", "b")}
     rows = []
     for arm in arms(results):
         found = scored[(scored["recipe"] == arm[0]) & (scored["condition"] == arm[1])]
-        words, best = stands.get(arm, ("", False))
+        words, best = stands.get(arm, ("no verdict" if arm in asked else "not compared", False))
         told = {"verdicts": words, "best_by_verdict": best}
         rows.append({"recipe": arm[0], "condition": arm[1], **_numbers(found), **told})
     data = pd.DataFrame(rows)
@@ -69,7 +71,7 @@ def comparison(results: Results) -> Table:
             "recipe": data["recipe"],
             "condition": data["condition"],
             SCORE: each(data, interval_text, "mean", "low", "high"),
-            "by verdict": [w or "not compared" for w in data["verdicts"]],
+            "by verdict": data["verdicts"],
             "start": [number(x, 0.01) for x in data["start"]],
             "runs": data["n"].astype(str),
             "failed": data["failures"].astype(str),
@@ -112,12 +114,11 @@ def contrasts(results: Results) -> Table:
         rows = [{**c, "verdict": "", "note": note} for c in declared]
     data = pd.DataFrame(rows, columns=list(CONTRAST))
     alpha = results.study["alpha"]
-    ps = {
-        "p": "p",
-        "adjusted p": "p_adjusted",
-        "TOST p": "tost_p",
-        "adjusted TOST p": "tost_adjusted",
-    }
+
+    def both(raw: float, adjusted: float) -> str:
+        first, second = p_value(raw, alpha), p_value(adjusted, alpha)
+        return first if first == second == NOTHING else f"{first} ({second})"
+
     text = pd.DataFrame(
         {
             "contrast": [f"{c['a']} - {c['b']}" for c in declared],
@@ -125,20 +126,23 @@ def contrasts(results: Results) -> Table:
             "difference": [difference_text(j.difference) for j in verdicts]
             or [NOTHING] * len(declared),
             "verdict": [v or "no verdict" for v in data["verdict"]],
-            **{name: [p_value(x, alpha) for x in data[column]] for name, column in ps.items()},
+            "p (adjusted)": each(data, both, "p", "p_adjusted"),
+            "TOST p (adjusted)": each(data, both, "tost_p", "tost_adjusted"),
             **{n: [number(x, 0.1) for x in data[n]] for n in ("improvement", "rho", "d_z")},
             "pairs": [count(x) for x in data["n"]],
             "seeds needed": [count(x) for x in data["seeds_needed"]],
             "note": data["note"],
         }
     )
+    if not data["note"].any():
+        text = text.drop(columns="note")
     note = (
         "Difference: normalised score of the first recipe minus that of the second, mean over "
         f"seeds, with the {100 * (1 - alpha):g} % t-interval, not adjusted. p: sign-flip test of "
         "no difference. TOST p: t-tests of a difference of at least "
-        f"{results.study['margin']:g} either way. Adjusted: by Holm's method over "
-        f"{len(declared)} declared contrasts. Improvement: probability that a run of the first "
-        "beats one of the second."
+        f"{results.study['margin']:g} either way. Adjusted: by Holm's method over the declared "
+        f"contrasts ({len(declared)}). Improvement: probability that a run of the first beats one "
+        "of the second."
     )
     return Table("contrasts", "Declared contrasts", data, lean(text), note)
 

@@ -82,7 +82,8 @@ def hyperparameters(results: Results) -> Table:
             **{c: [plain(x) for x in data[c]] for c in varied},
         }
     )
-    note = "Weight interval: the ratios between which a token's weight is neither clipped nor "
+    note = "Components: advantage, ratio, surrogate, aggregation, then KL and what else there is. "
+    note += "Weight interval: the ratios between which a token's weight is neither clipped nor "
     note += f"capped. Of every recipe: {shared}." if shared else "capped."
     return Table("hyperparameters", "What was run", data, lean(text), note)
 

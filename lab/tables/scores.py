@@ -82,7 +82,7 @@ def evaluations(results: Results) -> pd.DataFrame:
         last = -1
         number = 0
         if found is not None:
-            for row in found.to_dict("records"):
+            for row in found.sort_values("rollout").to_dict("records"):
                 moment = {c: float(row[c]) for c in COUNTERS}
                 rows.append({**head, "number": number, **moment, "score": row["value"]})
                 rows[-1]["reached"] = True

@@ -85,7 +85,7 @@ COLUMNS: Mapping[str, str] = {
     "at_floor": "those of them at which a failed run scores the floor",
     "updates": "optimiser steps of the run (among recorded numbers: of the rollout)",
     "generated_tokens": "response tokens sampled in training, mean over runs",
-    "mean": "mean of `final` over runs",
+    "mean": "final score, mean over runs",
     "low": "lower end of the interval: mean - t s / sqrt(n), t of n - 1 degrees of freedom; "
     "none below 3 runs",
     "high": "upper end of it",

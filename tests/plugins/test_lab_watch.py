@@ -25,7 +25,7 @@ from lab.shelf import Shelf, installed
 from lab.step import complete
 
 near = functools.partial(pytest.approx, rel=0, abs=1e-12)
-WATCHED = ("clipping", "kl_old", "weights", "critic")
+WATCHED = ("clipping", "kl_old", "kl_ref", "entropy", "weights", "critic")
 PPO = {"surrogate": "ppo_clip"}
 CISPO = {"surrogate": {"name": "cispo", "cap": 1.2}}
 
@@ -310,7 +310,8 @@ def test_padding_changes_no_number(batch: dict[str, Any], junk: float, name: str
 def test_no_token_no_number_that_is_not_finite(shelf: Shelf) -> None:
     """G15."""
     batch = {**padded_rows(), "mask": 0 * padded_rows()["mask"]}
-    batch |= {"values": batch["logp"], "truncated": torch.tensor([False, False])}
+    batch |= dict.fromkeys(("values", "ref_logp", "entropy"), batch["logp"])
+    batch |= {"truncated": torch.tensor([False, False])}
     for name in WATCHED:
         spec = {**PPO, "advantage": "gae"}
         assert all(math.isfinite(x) for x in watch(shelf, name, spec, batch).values())
