@@ -1,9 +1,9 @@
 """A lean forward pass over the weights of a small Llama model, for scoring and training.
 
 The same function as transformers' forward (to rounding: each run checks it on its first rollout,
-which transformers' forward has sampled), with fewer operations: rotation tables once, a fused
-RMS norm, and in the last layer only the positions that are read. Measured on two layers of width
-64, forward and backward of 32 rows of 14 tokens: about .7 of the time.
+which transformers' forward has sampled), with fewer operations: rotation tables once, and in the
+last layer only the positions that are read. Measured on two layers of width 64, forward and
+backward, back to back in one process: .87 of the time for 16 rows of 13 tokens.
 """
 
 from __future__ import annotations
@@ -13,32 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-
-
-class _Rms(torch.autograd.Function):
-    """x / sqrt(mean x^2 + eps) * w over the last dimension, with its derivative by hand."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
-        normed = x * scale
-        ctx.save_for_backward(normed, scale, weight)
-        return normed * weight
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        normed, scale, weight = ctx.saved_tensors
-        of_weight = (grad * normed).flatten(0, -2).sum(0)
-        inner = grad * weight
-        of_x = scale * (inner - normed * (inner * normed).mean(-1, keepdim=True))
-        return of_x, of_weight, None
 
 
 def _rms(x: Tensor, norm: Any) -> Tensor:
-    out: Tensor = _Rms.apply(x, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
-    return out
+    return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
 
 
 def hidden(backbone: Any, ids: Tensor, attention: Tensor, place: Tensor, keep: int) -> Tensor:

@@ -178,12 +178,12 @@ def _curve(place: Path, planned: Mapping[str, Any]) -> pd.DataFrame:
     if not (place / records.PULLS).is_file():  # a run that crashed before it began
         return pd.DataFrame(columns=list(CURVE))
     data = records.read_json(place / records.PULLS)
-    parts = [
-        pd.DataFrame({"sign": sign, "ratio": data["ratio"], "pull": data[name]})
+    rows = [
+        (planned["recipe"], planned["condition"], sign, ratio, pull)
         for name, sign in (("positive", 1), ("negative", -1))
+        for ratio, pull in zip(data["ratio"], data[name], strict=True)
     ]
-    chosen = {n: planned[n] for n in ("recipe", "condition")}
-    return pd.concat(parts).assign(**chosen)[list(CURVE)]
+    return pd.DataFrame(rows, columns=list(CURVE))
 
 
 def _answers(place: Path, planned: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -106,7 +106,9 @@ class Pretrained:
         """The text of ids, as a verifier reads it."""
         text: str = self._tokenizer.decode(
             # a special token that was sampled shows; the end token is taken off before
-            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            list(ids),
+            skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
         )
         return text
 

@@ -310,8 +310,7 @@ class _Training:
                 f"{self.writer.folder} holds the checkpoint of another run; give another --out"
             )
         self.say(f"going on after rollout {state['counters']['rollout']}")
-        # in their own order: a line of metrics is equal byte for byte to that of an unbroken run
-        self.counters = {name: state["counters"][name] for name in records.COUNTERS}
+        self.counters = state["counters"]
         self.final = state["final"]
         self.this.bench.now.memory.update(state["memory"])
         self.writer.cut(state["lines"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from lab.shelf import Shelf, installed
 from lab.step import Step
 from lab.streams import Streams
 from lab.task import Task, build, record
-from lab.train import Result, run
+from lab.train import Result, prepared, train
 from lab.update import Updated, update
 
 LOOP = {"prompts": 4, "group_size": 4, "epochs": 2, "minibatches": 2}
@@ -36,8 +37,15 @@ SGD = {"optimizer": "sgd", "lr": 0.1, "max_grad_norm": 0.0}
 
 
 def shelf_of(plugins: Iterable[Any] = ()) -> Shelf:
-    """The installed shelf, with these beside it."""
-    return Shelf.installed(plugins) if plugins else installed()
+    """The installed shelf, with these components or files beside it."""
+    if any(isinstance(p, Path) for p in plugins):
+        return Shelf.installed(plugins)  # a file may have changed
+    return _kept(tuple(plugins)) if plugins else installed()
+
+
+@functools.lru_cache(maxsize=8)
+def _kept(plugins: tuple[Any, ...]) -> Shelf:
+    return Shelf.installed(plugins)
 
 
 def recipe(given: Any = "grpo", plugins: Iterable[Any] = (), **loop: Any) -> Recipe:
@@ -71,7 +79,7 @@ def spec(
 
 def go(folder: Path, given: Any = "grpo", *, plugins: Iterable[Any] = (), **more: Any) -> Result:
     """Run a small run into a folder."""
-    return run(spec(given, plugins=plugins, **more), folder, plugins)
+    return train(prepared(spec(given, plugins=plugins, **more), shelf_of(plugins)), folder)
 
 
 def moments(folder: Path, at: str) -> list[Moment]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from lab import records
 from lab import study as studies
 from lab.execute import Job, Limits, Outcome
 from lab.execute.local import ONE_THREAD, run_one
@@ -105,6 +108,23 @@ def study(path: str = "", value: Any = None, shelf: Shelf | None = None) -> Stud
     return resolve(table(path, value), "tiny", shelf or installed())
 
 
+def planned(shelf: Shelf, path: str = "", value: Any = None, scale: str = "smoke") -> studies.Plan:
+    """The plan of the tiny study, with one thing changed."""
+    if not path:
+        return _as_it_stands(shelf, scale)
+    return studies.plan(study(path, value, shelf), scale, shelf)
+
+
+@functools.cache
+def _as_it_stands(shelf: Shelf, scale: str) -> studies.Plan:
+    return studies.plan(study(shelf=shelf), scale, shelf)
+
+
+def keys(made: studies.Plan) -> list[str]:
+    """Its run keys, in order."""
+    return [r.key for r in made.runs]
+
+
 @dataclass
 class Told:
     """A console that remembers."""
@@ -128,14 +148,29 @@ def make(job: Job) -> list[Outcome]:
     return [run_one(job)]
 
 
+def paper(job: Job) -> list[Outcome]:
+    """The folder of a run that nobody ran: its score is a digit of its key."""
+    if not records.finished(job.folder / job.key):
+        writer = records.Writer(job.folder / f".{job.key}.{os.getpid()}.{os.getpid()}")
+        counters = dict.fromkeys(records.COUNTERS, 0)
+        evaluated = {**dict.fromkeys(studies.EVALUATED, 0.0), "score": int(job.key[0], 16) / 16}
+        for rollout in range(3):
+            writer.moment("eval", {**counters, "rollout": rollout}, evaluated)
+        writer.data(records.TIME, {"seconds": {"start": 2.0, "sampling": 1.0, "updates": 1.0}})
+        body = {"status": "ok", "counters": {**counters, "rollout": 2}, "final": evaluated}
+        writer.data(records.RESULT, {**body, "failure": None})
+        records.finish(writer.folder, job.folder / job.key)
+    return [Outcome(job.key, "ok", attempt=job.attempt)]
+
+
 class Here:
     """An executor without processes.
 
     Args:
-        act: what becomes of a job; it is made when left out.
+        act: what becomes of a job: a folder on paper, when left out.
     """
 
-    def __init__(self, act: Act = make) -> None:
+    def __init__(self, act: Act = paper) -> None:
         self.act = act
         self.queue: list[Job] = []
         self.submitted: list[Job] = []
@@ -155,7 +190,7 @@ class Here:
 
 def local(limits: Limits) -> Here:
     """Takes the place of the pool."""
-    return Here()
+    return Here(make)
 
 
 def drive(

@@ -15,7 +15,8 @@ from lab import Example, Task, keep
 from lab.collect import Scored, scored_by
 from lab.errors import LabError
 from lab.hookspecs import StopReason
-from lab.policy import Samples
+from lab.recipe import Use
+from lab.samples import Samples
 from lab.task.small import Chain
 
 DENSE = Chain(dense=True, symbols=4, length=3)
@@ -48,7 +49,7 @@ def test_three_log_probs_of_one_float32_sampler_are_one() -> None:
 
 
 def _given(parts: Parts, *responses: list[int]) -> Samples:
-    """Rows of these ids, padded; an end token (0) closes a row."""
+    """Rows of these ids, padded; an end token (0) closes a row, 1 is padding."""
     pad, end = 1, 0
     width = DENSE.budget
     ids = torch.tensor([[*r, *[pad] * (width - len(r))] for r in responses])
@@ -203,6 +204,15 @@ def test_a_filter_refills_until_the_batch_is_full(
     of_batch = [rollout.sampled.rows(torch.arange(16) + 16 * i) for i in range(batches)]
     assert len({tuple(_prompts(b)) for b in of_batch}) == batches
     assert len({tuple(b.texts) for b in of_batch}) == batches
+
+
+def test_a_refill_draws_answers_of_its_own() -> None:
+    """A bandit has one prompt: with the first batch's stream its second would repeat the first."""
+    filters = [{"name": "some", "refill": True}]
+    parts = Parts.of({"filter": filters}, plugins=[_every(1)], task=Use(name="bandit"))
+    texts = parts.rollout()[0].sampled.texts
+    assert len(texts) == 32
+    assert texts[:16] != texts[16:]
 
 
 def _prompts(scored: Scored) -> list[str]:

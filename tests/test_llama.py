@@ -40,8 +40,10 @@ def by_transformers(p: Policy) -> Policy:
 
 @pytest.mark.parametrize("prompts", [EVEN, RAGGED], ids=["even", "ragged"])
 def test_log_probabilities_and_gradients_are_transformers(prompts: list[str]) -> None:
-    """Kills a rotation by the wrong sign, a mask that lets padding in, an off-by-one in `keep`, a
-    norm whose hand-made derivative forgets the mean: float64, so 1e-9 is far above rounding.
+    """Kills a rotation by the wrong sign, a mask that lets padding in, an off-by-one in `keep`.
+
+    transformers computes norm and rotation in float32 whatever the weights: that is the rounding
+    allowed for, and each mistake is of order 1.
     """
     p = made()
     samples = sampled(p, prompts)
@@ -79,14 +81,6 @@ def test_a_critic_reads_the_same_states(prompts: list[str]) -> None:
     assert shared is not None
     assert other is not None
     torch.testing.assert_close(shared[on], other[on], rtol=0, atol=2e-4)
-
-
-def test_the_norm_has_the_derivative_of_its_formula() -> None:
-    """Central differences by gradcheck, in float64: kills a missing projection term."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, 5, dtype=torch.float64, generator=generator, requires_grad=True)
-    w = torch.randn(5, dtype=torch.float64, generator=generator, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda a, b: llama._Rms.apply(a, b, 1e-6), (x, w))
 
 
 def test_padding_on_the_left_changes_nothing_and_gives_no_nan() -> None:

@@ -9,9 +9,9 @@ import torch
 from small import ONE_UPDATE, Parts, flat, nudge
 
 from lab.hookspecs import StopReason
-from lab.policy import Samples
 from lab.recipe import Loop
 from lab.roles import Roles, Steps
+from lab.samples import Samples
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2, 3])

@@ -147,6 +147,14 @@ def test_a_run_comes_back_from_plain_data(name: str, shelf: Shelf) -> None:
     assert prepared(again, shelf).key == prepared(made, shelf).key
 
 
+def test_an_override_can_empty_a_slot(shelf: Shelf) -> None:
+    """As a study and `--set kl=none` do; the others keep what they have."""
+    ppo = load("ppo", shelf)
+    without = ppo.override({"kl": "none", "loop": {"lr": 1e-3}}, shelf)
+    assert (without.kl, without.normalize) == (None, ppo.normalize)
+    assert Recipe.of(without.spec(), "ppo", shelf) == without
+
+
 def test_data_keeps_parameters_of_observers_and_tasks(shelf: Shelf) -> None:
     made = Spec(
         recipe=Recipe.of(load("ppo", shelf).spec(), "mine", shelf, ["wrap=dual_clip"]),

@@ -124,6 +124,12 @@ def test_where_nothing_is_left_to_learn_scores_are_refused(made: Any) -> None:
         scores(made(seeds=2, starts=[1.0, 1.0]))
 
 
+def test_a_metric_that_no_run_recorded_is_named(made: Any) -> None:
+    """A typing error in the study would end in a KeyError of a recipe."""
+    with pytest.raises(LabError, match=r"run \w{8} has no held-out number 'score'"):
+        judged(made(seeds=1, omitted=("score",)))
+
+
 def test_pairs_are_made_by_seed(made: Any) -> None:
     """Paired by place, a study whose plan lists seeds in another order would be another study."""
     study = made(finals={("ppo", ONE): UP, ("grpo", ONE): DOWN})
@@ -325,14 +331,15 @@ def test_the_guide_defines_every_number_as_the_code_does() -> None:
 
 def test_every_column_of_every_table_is_defined(made: Any) -> None:
     """Settings of the loop are the recipe's, and defined with it."""
-    study = made(conditions=("lr 1e-4", "lr 3e-4"), contrasts=[("ppo", "grpo", "lr 1e-4")])
+    contrasts = [("ppo", "grpo", "lr 1e-4")]
+    study = made(conditions=("lr 1e-4", "lr 3e-4"), contrasts=contrasts, seeds=2)
     settings = {name for loop in study.study["loops"].values() for name in loop}
     for table in tables.every(study):
         assert set(table.data.columns) - settings - set(terms.COLUMNS) == set(), table.name
 
 
 def test_every_number_of_a_record_is_defined(made: Any) -> None:
-    study = made(crashed={("ppo", ONE, 9000)})
+    study = made(crashed={("ppo", ONE, 9000)}, seeds=2)
     assert set(study.table["metric"]) - set(terms.metrics()) == set()
 
 

@@ -159,7 +159,9 @@ def test_what_is_not_finite_is_named(tmp_path: Path, untouched: list[bool], case
     cause that is always the last hook of the chain, weights moved by half of a step.
     """
     given, hook, component, updates = CASES[case]
-    result = go(tmp_path, given, plugins=PLUGINS, rollouts=3, loop={"lr": 1e-3})
+    given = {"kl": "none", **given}
+    more: dict[str, Any] = {"observers": (), "rollouts": 3, "loop": {"lr": 1e-3}}
+    result = go(tmp_path, given, plugins=PLUGINS, **more)
     assert result.status == "diverged"
     body = read_json(tmp_path / RESULT)
     assert body["status"] == "diverged"

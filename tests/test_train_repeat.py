@@ -21,8 +21,7 @@ from lab.shelf import installed
 FULL: dict[str, Any] = {
     "given": {"base": "ppo", "kl": {"name": "adaptive", "horizon": 20.0}},
     "loop": {"lag": 1, "temperature": 0.9, "top_p": 0.95, "lr": 1e-3},
-    "rollouts": 3,
-    "eval_every": 2,
+    "rollouts": 2,
 }
 RECIPES = sorted(installed().names("recipes"))
 
@@ -140,7 +139,11 @@ def test_the_second_rollout_differs_by_the_weights_alone() -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [{"observers": ()}, {"eval_prompts": 40}, {"eval_every": 1}, {"checkpoint_every": 1}],
+    [
+        {"observers": ()},
+        {"eval_prompts": 40, "eval_every": 1},
+        pytest.param({"checkpoint_every": 1}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_looking_changes_nothing(tmp_path: Path, more: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import torch
 from small import ONE_UPDATE, SGD, Parts, gradients, nudge
 from torch import nn
 
+from lab import observe
 from lab.recipe import Loop
 from lab.roles import Steps
 from lab.update import DivergedError, KLStop
@@ -151,6 +152,24 @@ def test_warming_moves_the_critic_alone(critic: str) -> None:
     assert losses[0] > losses[1] > losses[2]
     parts.update(rollout, step)
     assert not torch.equal(parts.weights(), before)
+
+
+@observe
+def moved(values: torch.Tensor, old_values: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
+    """The largest move of a value."""
+    return {"moved": float((values - old_values).abs().max())}
+
+
+@pytest.mark.parametrize("critic", ["own", "shared"])
+def test_live_values_start_at_the_rollouts(critic: str) -> None:
+    """Wrong: the live critic read one token later than the rollout's, or with other positions."""
+    parts = Parts.of("ppo", plugins=[moved], observers=("moved",), critic=critic)
+    head = parts.roles.head or (parts.roles.critic and parts.roles.critic.head)
+    assert head
+    torch.nn.init.normal_(head.weight)
+    rollout, step = parts.rollout()
+    assert float((step["old_values"][:, 1:] - step["old_values"][:, :-1]).abs().max()) > 0.1
+    assert parts.update(rollout, step, (7, 3, 12)).metrics["moved"] < 1e-5
 
 
 def test_the_value_clip_is_counted_from_the_unclipped_move() -> None:

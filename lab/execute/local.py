@@ -18,11 +18,14 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from lab.errors import LabError
+from lab.errors import ComponentError, LabError
 from lab.execute import Job, Limits, Outcome
 
 #: Every maths library that a worker may load runs on one thread.
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+#: Why every open job ends at once.
+NO_POOL = "a worker ended before it had a job"
 
 
 class Local:
@@ -35,6 +38,7 @@ class Local:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._done: queue.Queue[Outcome] = queue.Queue()
+        self._open: dict[Future[Outcome], Job] = {}
         self._places: set[Path] = set()
         # read by the children when they start: before torch is imported is the only time for it
         os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
@@ -59,13 +63,18 @@ class Local:
                 self._stop()
                 self._pool = self._fresh()
                 future = self._schedule(job)
-        future.add_done_callback(lambda f: self._done.put(_outcome(job, f)))
+        self._open[future] = job
+        future.add_done_callback(self._ended)
 
     def _schedule(self, job: Job) -> Future[Outcome]:
         future: Future[Outcome] = self._pool.schedule(
             run_one, args=(job,), timeout=self._limits.seconds
         )
         return future
+
+    def _ended(self, future: Future[Outcome]) -> None:
+        if job := self._open.pop(future, None):
+            self._done.put(_outcome(job, future))
 
     def poll(self, seconds: float) -> Iterator[Outcome]:
         """The outcomes that have arrived; waits for the first one at most that long."""
@@ -74,7 +83,9 @@ class Local:
             while True:
                 yield self._done.get_nowait()
         except queue.Empty:
-            return
+            if self._open and not self._pool.active:  # nobody is left who would deliver anything
+                for job in [self._open.pop(f) for f in list(self._open)]:
+                    self._done.put(_killed(job, NO_POOL))
 
     def cancel(self) -> None:
         """Drop what is queued, end what runs, and leave no process behind."""
@@ -103,23 +114,24 @@ def _no_interrupt() -> Iterator[None]:
 
 
 def _outcome(job: Job, future: Future[Outcome]) -> Outcome:
-    def killed(why: str) -> Outcome:
-        return Outcome(job.key, "killed", why, attempt=job.attempt)
-
     try:
         return future.result()
     except LateError:
         _clean(job)
-        return killed("it passed the time limit of a run")
+        return _killed(job, "it passed the time limit of a run")
     except CancelledError:
-        return killed("cancelled")
+        return _killed(job, "cancelled")
     except ProcessExpired as e:
         _clean(job)
-        return killed(f"its worker ended (exit code {e.exitcode})")
+        return _killed(job, f"its worker ended (exit code {e.exitcode})")
     except BrokenProcessPool:
-        return killed("a worker ended before it had a job")
+        return _killed(job, NO_POOL)
     except Exception as e:  # what pebble itself could not deliver
         return Outcome(job.key, "failed", _line(e), attempt=job.attempt)
+
+
+def _killed(job: Job, why: str) -> Outcome:
+    return Outcome(job.key, "killed", why, attempt=job.attempt)
 
 
 def _prepare(gigabytes: float) -> None:
@@ -161,7 +173,7 @@ def run_one(job: Job) -> Outcome:
         shutil.rmtree(beside, ignore_errors=True)
         if isinstance(e, KeyboardInterrupt):
             raise
-        return ended("failed", _line(e), isinstance(e, LabError))
+        return ended("failed", _line(e), _mistake(e))
     return ended(result.status)
 
 
@@ -169,6 +181,11 @@ def _clean(job: Job) -> None:
     """Remove what a killed worker of this process left; another driver's are its own."""
     for left in job.folder.glob(f".{job.key}.{os.getpid()}.*"):
         shutil.rmtree(left, ignore_errors=True)
+
+
+def _mistake(e: BaseException) -> bool:
+    """What is wrong with a component is its arm's failure; with a model or a task, everybody's."""
+    return isinstance(e, LabError) and not isinstance(e, ComponentError)
 
 
 def _line(e: BaseException) -> str:

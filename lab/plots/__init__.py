@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from lab.plots import learning, outcome, tokens
+from lab.plots import learning, outcome, tokens, traces
 from lab.plots.canvas import Drawing, save, style
 from lab.results import Results
 
@@ -16,11 +16,11 @@ FIGURES: tuple[Callable[[Results], Drawing | None], ...] = (
     outcome.final_scores,
     learning.learning_curves,
     tokens.clipping,
-    learning.no_advantage,
-    learning.kl,
-    learning.gradient_norm,
-    learning.entropy,
-    learning.length,
+    traces.no_advantage,
+    traces.kl,
+    traces.gradient_norm,
+    traces.entropy,
+    traces.length,
     tokens.pulls,
 )
 

@@ -24,6 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from lab.results import Results
+from lab.tables.scores import PLAIN
 
 #: One colour a recipe, in every figure: told apart in the common forms of colour blindness.
 COLOURS = (
@@ -34,6 +35,7 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X", "p")
 INK, GREY, PALE = "#222222", "#767676", "#e4e4e4"
 WIDTH = 11.0
 DPI = 150
+DASHES = (0, (4, 3))
 #: Shares of 1 as per cent, with no more digits than it takes.
 PERCENT = FuncFormatter(lambda share, _: f"{100 * share:.6g}%")
 #: Fixed, so that equal results are equal files on any machine with these versions.
@@ -199,6 +201,22 @@ def legend_rows(handles: Sequence[Any]) -> int:
 def legend_room(handles: Sequence[Any]) -> float:
     """Its height in inches."""
     return 0.08 + 0.21 * legend_rows(handles)
+
+
+def cross(text: str = "a run failed here") -> Line2D:
+    """The key of a failed run."""
+    return Line2D([], [], color=GREY, marker="x", lw=0, ms=6, mew=1.5, label=text)
+
+
+def titles(conditions: Sequence[str]) -> float:
+    """Room for the panels' titles, in inches: a study that names no condition has none."""
+    return 0.08 if list(conditions) == [PLAIN] else Room().titles
+
+
+def titled(ax: Axes, condition: str) -> None:
+    """A panel's condition, where the study names any."""
+    if condition != PLAIN:
+        ax.set_title(condition, fontweight="bold")
 
 
 def colours(results: Results) -> dict[str, str]:

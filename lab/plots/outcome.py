@@ -10,8 +10,21 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from lab.plots import series
-from lab.plots.canvas import GREY, INK, PALE, Drawing, Room, Sheet, colours, dark, recipes
-from lab.plots.learning import DASHES, titled, titles
+from lab.plots.canvas import (
+    DASHES,
+    GREY,
+    INK,
+    PALE,
+    Drawing,
+    Room,
+    Sheet,
+    colours,
+    cross,
+    dark,
+    recipes,
+    titled,
+    titles,
+)
 from lab.results import Results
 from lab.stats import mean_interval
 from lab.tables.scores import PLAIN, judged, reference, scores
@@ -107,8 +120,7 @@ def _keys(dot: str, mean: str, line: str, failed: bool) -> list[Line2D]:
         Line2D([], [], color=INK, marker="D", ms=5, lw=1.6, label=mean),
         Line2D([], [], color=GREY, lw=0.9, ls=DASHES, label=line),
     ]
-    cross = Line2D([], [], color=GREY, marker="x", lw=0, ms=5, mew=1.4, label="a failed run")
-    return [*keys, cross] if failed else keys
+    return [*keys, cross("a failed run")] if failed else keys
 
 
 def contrasts(results: Results) -> Drawing | None:

@@ -12,8 +12,18 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from lab.plots import series
-from lab.plots.canvas import GREY, INK, PERCENT, Drawing, Room, Sheet, colours, dark, recipes
-from lab.plots.learning import DASHES
+from lab.plots.canvas import (
+    DASHES,
+    GREY,
+    INK,
+    PERCENT,
+    Drawing,
+    Room,
+    Sheet,
+    colours,
+    dark,
+    recipes,
+)
 from lab.plots.series import Band
 from lab.results import Results
 from lab.tables.scores import PLAIN, label

@@ -10,7 +10,6 @@ from typing import Any
 
 import jinja2
 import pandas as pd
-from markupsafe import Markup
 
 from lab import plots, results, tables
 from lab.report import words
@@ -22,8 +21,8 @@ HERE = Path(__file__).parent
 FILE = "report.html"
 #: Answers shown of each arm, and the characters of each.
 SHOWN, LONGEST = 3, 400
-#: Which figures belong to which part; the others follow.
-PLACES = {"contrasts": "contrasts", "final_scores": "comparison"}
+#: Figures that stand with a table; the others follow in a part of their own.
+PLACED = ("final_scores", "learning_curves", "contrasts")
 #: Recorded numbers that the figures and verdicts use.
 METRICS = (
     *("score", "reward", "response_length", "response_truncated", "zero_variance"),
@@ -81,10 +80,10 @@ def write(found: Results) -> Path:
         study=found.study,
         answer=words.answer(found),
         facts=words.facts(found),
-        css=Markup((HERE / "report.css").read_text(encoding="utf-8")),
+        css=(HERE / "report.css").read_text(encoding="utf-8"),
         tables=made,
         pictures=pictures,
-        rest=[p for p in pictures.values() if p.name not in PLACES],
+        rest=[p for p in pictures.values() if p.name not in PLACED],
         recipes=_recipes(found),
         answers=_answers(found),
         named=found.study["conditions"] != [PLAIN],
@@ -122,9 +121,10 @@ def _pictures(found: Results) -> dict[str, Picture]:
 
 
 def _recipes(found: Results) -> list[tuple[str, str]]:
-    """Name and description of each recipe, in the order of the study."""
+    """Name and description of each recipe that has one, in the order of the study."""
     names = dict.fromkeys(p["recipe"] for p in found.study["plan"])
-    return [(n, found.study["recipes"].get(n, "")) for n in names]
+    docs = {n: found.study["recipes"].get(n, "") for n in names}
+    return [(n, doc) for n, doc in docs.items() if doc not in ("", n)]
 
 
 def _answers(found: Results) -> list[dict[str, Any]]:

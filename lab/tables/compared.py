@@ -128,7 +128,10 @@ def contrasts(results: Results) -> Table:
             "verdict": [v or "no verdict" for v in data["verdict"]],
             "p (adjusted)": each(data, both, "p", "p_adjusted"),
             "TOST p (adjusted)": each(data, both, "tost_p", "tost_adjusted"),
-            **{n: [number(x, 0.1) for x in data[n]] for n in ("improvement", "rho", "d_z")},
+            "improvement": [number(x, 0.1) for x in data["improvement"]],
+            # two points always lie on a line
+            "rho": [number(x, 0.1) for x in data["rho"].where(data["n"] >= FEW)],
+            "d_z": [number(x, 0.1) for x in data["d_z"]],
             "pairs": [count(x) for x in data["n"]],
             "seeds needed": [count(x) for x in data["seeds_needed"]],
             "note": data["note"],

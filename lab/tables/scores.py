@@ -71,27 +71,26 @@ def evaluations(results: Results) -> pd.DataFrame:
     `reached` is False where a failed run scores the floor. The grid of a failed run is that of
     the plan: every `eval_every` rollouts up to the budget, and at its end.
     """
-    seen = results.metric(results.study["metric"], "eval")
+    metric, floor = results.study["metric"], float(results.study["floor"])
+    seen = results.metric(metric, "eval").sort_values("rollout", kind="stable")
     groups: dict[Any, pd.DataFrame] = dict(iter(seen.groupby(list(PLACE), sort=False)))
     spent = _ends(results)
     rows: list[dict[str, Any]] = []
     for run in ended(results).to_dict("records"):
         place = tuple(run[n] for n in PLACE)
-        head = {n: run[n] for n in ("run_key", *PLACE, "status")}
-        found = groups.get(place)
-        last = -1
-        number = 0
-        if found is not None:
-            for row in found.sort_values("rollout").to_dict("records"):
-                moment = {c: float(row[c]) for c in COUNTERS}
-                rows.append({**head, "number": number, **moment, "score": row["value"]})
-                rows[-1]["reached"] = True
-                number, last = number + 1, row["rollout"]
+        found = groups.get(place, seen.iloc[:0])
+        if found.empty and run["status"] == "ok":
+            raise LabError(f"run {run['run_key'][:8]} has no held-out number {metric!r}")
+        points = [
+            {**{c: float(row[c]) for c in COUNTERS}, "score": row["value"], "reached": True}
+            for row in found.to_dict("records")
+        ]
         if run["status"] != "ok":
-            for moment in _later(results, place, last, spent):
-                rows.append({**head, "number": number, **moment, "reached": False})
-                rows[-1]["score"] = float(results.study["floor"])
-                number += 1
+            last = int(points[-1]["rollout"]) if points else -1
+            missed = _later(results, place, last, spent)
+            points += [{**moment, "score": floor, "reached": False} for moment in missed]
+        head = {n: run[n] for n in ("run_key", *PLACE, "status")}
+        rows += [{**head, "number": i, **point} for i, point in enumerate(points)]
     names = ["run_key", *PLACE, "status", "number", *COUNTERS, "score", "reached"]
     return pd.DataFrame(rows, columns=names)
 
