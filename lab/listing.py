@@ -62,7 +62,7 @@ def plugins_json(shelf: Shelf) -> str:
         for c in shelf
     ]
     recipes = {n: _doc(shelf, n) for n in shelf.names("recipes")}
-    return _json({"components": rows, "recipes": recipes, "not_loaded": shelf.broken})
+    return json_text({"components": rows, "recipes": recipes, "not_loaded": shelf.broken})
 
 
 def recipes_text(shelf: Shelf) -> str:
@@ -88,7 +88,7 @@ def recipes_json(shelf: Shelf) -> str:
             every[name] = Recipe.of(spec, name, shelf).spec()
         except LabError as e:
             every[name] = {"not_valid": str(e)}
-    return _json(every)
+    return json_text(every)
 
 
 def recipe_text(bench: Bench) -> str:
@@ -131,7 +131,7 @@ def recipe_text(bench: Bench) -> str:
 
 def recipe_json(bench: Bench) -> str:
     """One recipe with everything filled in, for machines."""
-    return _json({**bench.recipe.spec(), **bench.record()})
+    return json_text({**bench.recipe.spec(), **bench.record()})
 
 
 def stage_text(stage: Stage) -> str:
@@ -141,7 +141,8 @@ def stage_text(stage: Stage) -> str:
     return "\n".join([*lines, *(f"  ! {failure}" for failure in stage.failures), ""])
 
 
-def _json(data: Any) -> str:
+def json_text(data: Any) -> str:
+    """JSON that any reader takes: a number that is not finite is a word."""
     return json.dumps(_plain(data), indent=2, allow_nan=False)
 
 

@@ -9,10 +9,12 @@ it is whole or not there.
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
 import shutil
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,35 +62,45 @@ class Writer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._waiting: list[str] = []
         folder.mkdir(parents=True, exist_ok=True)
 
     def moment(self, at: str, counters: Mapping[str, int], metrics: Mapping[str, float]) -> None:
         """A line of metrics, in the order given; floats in shortest round-trip form."""
         line = {"at": at, **counters, "metrics": {n: _number(x) for n, x in metrics.items()}}
-        self._append(METRICS, line)
+        self._waiting.append(json.dumps(line, allow_nan=False) + "\n")
+        if at != "update":
+            self.flush()
 
     def answers(self, counters: Mapping[str, int], rows: Iterable[Mapping[str, Any]]) -> None:
         """Sampled answers of an evaluation."""
-        for row in rows:
-            self._append(ANSWERS, {"rollout": counters["rollout"], **row})
+        lines = [json.dumps({"rollout": counters["rollout"], **row}) + "\n" for row in rows]
+        with (self.folder / ANSWERS).open("a", encoding="utf-8") as file:
+            file.writelines(lines)
 
     def data(self, name: str, data: Mapping[str, Any]) -> None:
-        """A JSON file, replaced as a whole."""
+        """A JSON file, replaced as a whole, after the lines that were said before it."""
+        self.flush()
         write_json(self.folder / name, data)
 
     def lines(self) -> dict[str, int]:
         """How many lines each growing file has: what a checkpoint remembers."""
+        self.flush()
         return {n: len(_lines(self.folder / n)) for n in (METRICS, ANSWERS)}
 
     def cut(self, lines: Mapping[str, int]) -> None:
         """Back to a checkpoint's number of lines: what was written after it is made again."""
+        self._waiting.clear()
         for name, count in lines.items():
             kept = _lines(self.folder / name)[:count]
             (self.folder / name).write_text("".join(kept), encoding="utf-8")
 
-    def _append(self, name: str, line: Mapping[str, Any]) -> None:
-        with (self.folder / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+    def flush(self) -> None:
+        """Write the updates' lines, which wait for the end of their rollout."""
+        if self._waiting:
+            with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+                file.writelines(self._waiting)
+            self._waiting.clear()
 
 
 def _lines(file: Path) -> list[str]:
@@ -207,10 +219,10 @@ def mean(values: list[float]) -> float:
 
 
 def write_table(table: pd.DataFrame, file: Path) -> None:
-    """The long table as CSV; gzipped without a time stamp, so equal tables are equal files."""
-    compression: Any = {"method": "gzip", "mtime": 0} if file.suffix == ".gz" else None
+    """The long table as CSV; gzipped without time or name, so equal tables are equal files."""
     beside = file.with_name(f".{os.getpid()}.{file.name}")
-    table.to_csv(beside, index=False, compression=compression, lineterminator="\n")
+    content = table.to_csv(index=False, lineterminator="\n").encode()
+    beside.write_bytes(gzip.compress(content, mtime=0) if file.suffix == ".gz" else content)
     beside.replace(file)
 
 
@@ -224,9 +236,26 @@ def read_table(file: Path) -> pd.DataFrame:
         raise LabError(f"{file}: no such table")
     # words stay words: a hash of digits is no number, an empty condition and a recipe `nan` no gap
     words = dict.fromkeys((*_WORDS, "value"), str)
-    table = pd.read_csv(file, dtype=words, keep_default_na=False)
+    table = read_csv(file, words)
     missing = [c for c in COLUMNS if c not in table.columns]
     if missing:
         raise LabError(f"{file} has no column {missing[0]!r}")
-    table["value"] = [float(x) if x else math.nan for x in table["value"]]  # to the last bit
+    table["value"] = exact(table["value"])
     return table[list(COLUMNS)]
+
+
+def read_csv(file: Path, types: Any) -> pd.DataFrame:
+    """A CSV file of the lab; nothing in it stands for a gap.
+
+    Raises:
+        LabError: if it is torn.
+    """
+    try:
+        return pd.read_csv(file, dtype=types, keep_default_na=False)
+    except (EOFError, OSError, ValueError, zlib.error) as e:
+        raise LabError(f"{file} is torn ({' '.join(str(e).split())}): take it away") from None
+
+
+def exact(words: Iterable[str]) -> list[float]:
+    """Numbers to the last bit, as pandas' own reader does not have them; an empty one is NaN."""
+    return [float(x) if x else math.nan for x in words]

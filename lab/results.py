@@ -130,11 +130,12 @@ class _Old:
             table = records.read_table(folder / TABLE)
         ends = {}
         if (folder / ENDS).is_file():
-            kept: Any = pd.read_csv(folder / ENDS, dtype=str, keep_default_na=False)
+            kept: Any = records.read_csv(folder / ENDS, str)
             ends = {_arm(r): (r["status"], r["failure"]) for r in kept.to_dict("records")}
         pulls = pd.DataFrame(columns=list(CURVE))
         if (folder / CURVES).is_file():
-            pulls = pd.read_csv(folder / CURVES)
+            pulls = records.read_csv(folder / CURVES, {**dict.fromkeys(CURVE, str), "sign": int})
+            pulls = pulls.assign(**{n: records.exact(pulls[n]) for n in ("ratio", "pull")})
         answers = records.read_json(folder / ANSWERS) if (folder / ANSWERS).is_file() else []
         return cls(table, ends, pulls, answers)
 

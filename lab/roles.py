@@ -36,6 +36,11 @@ class Steps:
         made = torch.optim.AdamW(parameters, lr=loop.lr, weight_decay=0.0, eps=1e-8, fused=True)
         return cls(parameters, made)
 
+    def forget(self) -> None:
+        """Drop the gradients."""
+        for p in self.parameters:
+            p.grad = None
+
     def clip(self, most: float) -> float:
         """Scale the gradient down to a norm of `most` (0: leave it); the norm before."""
         limit = most if most > 0 else torch.inf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from rich.table import Table
 
 from lab import records
 from lab.errors import LabError
-from lab.listing import columns, names_table, render, value_text
+from lab.listing import columns, json_text, names_table, render, value_text
+from lab.records import Moment
 from lab.shelf import Shelf
 from lab.task import build, describe
 
@@ -64,9 +65,8 @@ def task_text(name: str, settings: Mapping[str, Any], shelf: Shelf) -> str:
 def tasks_json(shelf: Shelf, name: str | None, settings: Mapping[str, Any]) -> str:
     """The same for machines."""
     if name is not None:
-        return json.dumps(describe(build(name, settings, shelf)), indent=2)
-    told = {n: describe(build(n, {}, shelf)) for n in shelf.names("tasks")}
-    return json.dumps(told, indent=2)
+        return json_text(describe(build(name, settings, shelf)))
+    return json_text({n: describe(build(n, {}, shelf)) for n in shelf.names("tasks")})
 
 
 def run_text(folder: Path) -> str:
@@ -74,16 +74,14 @@ def run_text(folder: Path) -> str:
     if not (folder / records.RUN).is_file():
         raise LabError(f"{folder} holds no run: there is no {records.RUN}")
     run = records.read_json(folder / records.RUN)
-    parts: list[Any] = [*_head(run, folder), ""]
-    evaluations = [m for m in records.moments(folder) if m.at == "eval"]
-    table = _numbers()
-    for name in dict.fromkeys(n for m in evaluations for n in m.metrics):
-        shown = [m.metrics[name] for m in evaluations if name in m.metrics]
-        table.add_row(f"  {name}", *(f"{x:.4g}" for x in (shown[0], shown[-1])))
-    parts += ["held out: at the start, at the end", table, ""]
-    parts += ["the last updates, averaged over the last rollout", _updates(folder), ""]
-    parts += _answers(folder)
-    return render(parts)
+    every = list(_moments(folder))
+    evaluations = [m for m in every if m.at == "eval"]
+    parts: list[Any] = _head(run, folder)
+    if evaluations:
+        parts += ["", "held out: at the start, at the end", _evaluated(evaluations)]
+    if any(m.at == "update" for m in every):
+        parts += ["", "the last updates, averaged over the last rollout", _updates(every)]
+    return render([*parts, *_answers(folder)])
 
 
 def run_json(folder: Path) -> str:
@@ -93,10 +91,23 @@ def run_json(folder: Path) -> str:
     data = {
         "run": records.read_json(folder / records.RUN),
         "result": records.read_json(folder / records.RESULT) if records.finished(folder) else None,
-        "moments": [vars(m) for m in records.moments(folder)],
+        "moments": [vars(m) for m in _moments(folder)],
         "answers": list(_read_answers(folder)),
     }
-    return json.dumps(data, indent=2)
+    return json_text(data)
+
+
+def _moments(folder: Path) -> Iterator[Moment]:
+    """Of a run that has begun; a run that is being prepared has none yet."""
+    return records.moments(folder) if (folder / records.METRICS).is_file() else iter(())
+
+
+def _evaluated(evaluations: list[Moment]) -> Table:
+    table = _numbers()
+    for name in dict.fromkeys(n for m in evaluations for n in m.metrics):
+        shown = [m.metrics[name] for m in evaluations if name in m.metrics]
+        table.add_row(f"  {name}", *(f"{x:.4g}" for x in (shown[0], shown[-1])))
+    return table
 
 
 def _head(run: Mapping[str, Any], folder: Path) -> list[str]:
@@ -123,10 +134,10 @@ def _head(run: Mapping[str, Any], folder: Path) -> list[str]:
     return lines
 
 
-def _updates(folder: Path) -> Table:
+def _updates(moments: Iterable[Moment]) -> Table:
     last: dict[str, list[float]] = {}
     rollout = -1
-    for m in records.moments(folder):
+    for m in moments:
         if m.at != "update":
             continue
         if m.counters["rollout"] != rollout:
@@ -158,11 +169,17 @@ def _answers(folder: Path) -> list[Any]:
         table = columns(3)
         for row in (r for r in rows if r["rollout"] == at):
             score = "none" if row["score"] is None else value_text(float(row["score"]))
+            response = _printable(row["response"]) or "(empty)"
             table.add_row(
-                f"  {row['prompt']}", row["response"] or "(empty)", f"{score}  {row['stop_reason']}"
+                f"  {_printable(row['prompt'])}", response, f"{score}  {row['stop_reason']}"
             )
-        parts += [f"answers after {at} rollouts: prompt, response, score, how it ended", table, ""]
-    return parts[:-1]
+        parts += ["", f"answers after {at} rollouts: prompt, response, score, how it ended", table]
+    return parts
+
+
+def _printable(text: str) -> str:
+    """In one line: a model may write anything, what moves a terminal's cursor included."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _read_answers(folder: Path) -> Iterable[dict[str, Any]]:

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from lab.errors import LabError
 
-
 #: What a sampled padding token looks like.
 PADDING = "\N{WHITE SQUARE}"
 

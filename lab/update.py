@@ -83,7 +83,7 @@ def update(
     trained = [roles.policy_steps] if not warming or roles.head is not None else []
     trained += [roles.critic_steps] if roles.critic_steps is not None else []
     for steps in trained:
-        steps.optimiser.zero_grad()
+        steps.forget()
     torch.autograd.backward(total)
     if warming:  # a shared backbone is the policy: a step of its critic would move it
         roles.policy.model.zero_grad()

@@ -36,13 +36,12 @@ def clipping(
     ``_positive`` and ``_negative`` are the same rates over tokens of that sign of A.
     """
     on = mask.bool()
-    r, a, p = ratio[on], advantages[on], pull[on]
+    r, a, p = torch.stack([ratio, advantages, pull])[:, on]
     below, above = _beyond(r, interval)
     flat = p == 0
-    held = torch.zeros_like(flat)
-    for beyond, bound in zip(_beyond(r, bounds), bounds, strict=True):
-        if bound is not None:
-            held |= beyond & torch.isclose(p, bound * a, rtol=1e-5, atol=0.0) & ~flat
+    under, over = _beyond(r, bounds)
+    edge = torch.where(under, bounds[0] or 0.0, bounds[1] or 0.0) * a
+    held = (under | over) & ((p - edge).abs() <= 1e-5 * edge.abs()) & ~flat
     # all rates of an update in one product: counted in float64, which is exact
     what = torch.stack([below | above, flat, held]).double()
     sides = torch.stack([a != 0, a > 0, a < 0]).double()

@@ -45,6 +45,7 @@ def test_a_table_fills_slots_and_the_rest_keeps_its_defaults(shelf: Shelf) -> No
 
 
 def test_the_loops_defaults_are_those_of_the_design() -> None:
+    """And three that sampling and a shared backbone need: they change nothing by default."""
     assert Loop().model_dump() == {
         "group_size": 8,
         "prompts": 16,
@@ -52,6 +53,8 @@ def test_the_loops_defaults_are_those_of_the_design() -> None:
         "minibatches": 4,
         "lag": 0,
         "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
         "lr": 1e-4,
         "optimizer": "adamw",
         "max_grad_norm": 1.0,
@@ -59,6 +62,7 @@ def test_the_loops_defaults_are_those_of_the_design() -> None:
         "kl_stop": 0.0,
         "critic_warmup": 0,
         "critic_coef": 0.5,
+        "critic": "own",
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import re
 import time
 from pathlib import Path
@@ -55,10 +56,10 @@ def test_numbers_come_back_to_the_last_bit(tmp_path: Path) -> None:
         "i": math.inf,
         "j": -math.inf,
     }
-    Writer(tmp_path).moment("update", at(1), given)
+    Writer(tmp_path).moment("rollout", at(1), given)
     (moment,) = records.moments(tmp_path)
     assert repr(moment.metrics) == repr(given)
-    assert (moment.at, moment.counters) == ("update", at(1))
+    assert (moment.at, moment.counters) == ("rollout", at(1))
     text = (tmp_path / METRICS).read_text()
     assert "0.30000000000000004" in text
 
@@ -84,6 +85,7 @@ def test_a_torn_line_is_refused(tmp_path: Path, cut: int) -> None:
     writer = Writer(tmp_path)
     for update in range(3):
         writer.moment("update", at(update), {"loss": 0.5})
+    writer.flush()
     file = tmp_path / METRICS
     file.write_text(file.read_text()[:-cut])
     if cut == 1:  # the line is whole without its end
@@ -103,7 +105,20 @@ def test_cutting_back_to_a_checkpoint(tmp_path: Path) -> None:
         file.write('{"at": "upd')
     writer.cut(kept)
     writer.moment("update", at(3), {"loss": 3})
+    writer.flush()
     assert [m.metrics["loss"] for m in records.moments(tmp_path)] == [0, 1, 2, 3]
+
+
+def test_updates_wait_for_their_rollout(tmp_path: Path) -> None:
+    """Written together, in order; a run that ends in mid-rollout loses none of them."""
+    writer = Writer(tmp_path)
+    writer.moment("update", at(1), {"loss": 1})
+    assert not (tmp_path / METRICS).exists()
+    writer.moment("rollout", at(1, 1), {"reward": 2})
+    assert [m.at for m in records.moments(tmp_path)] == ["update", "rollout"]
+    writer.moment("update", at(2, 1), {"loss": 3})
+    writer.data(RESULT, {"status": "diverged"})
+    assert [m.at for m in records.moments(tmp_path)] == ["update", "rollout", "update"]
 
 
 def test_no_run_is_an_error(tmp_path: Path) -> None:
@@ -238,7 +253,8 @@ def _table() -> pd.DataFrame:
 
 @pytest.mark.parametrize("name", ["runs.csv.gz", "runs.csv"])
 def test_equal_tables_are_equal_files(tmp_path: Path, name: str, monkeypatch: Any) -> None:
-    """Written twice, a day apart, in other folders: the same bytes; read back, the same numbers.
+    """Written twice, a day apart, elsewhere, by two processes: the same bytes; and read back, the
+    same numbers.
 
     Wrong: gzip's time stamp or file name, line ends of the platform, an empty cell for infinity;
     a hash `1e5` read as 100000, a condition `""` or a recipe `nan` as a gap that grouping drops.
@@ -248,6 +264,7 @@ def test_equal_tables_are_equal_files(tmp_path: Path, name: str, monkeypatch: An
     records.write_table(_table(), one)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 86400)
+    monkeypatch.setattr(os, "getpid", lambda: 7)
     records.write_table(_table(), two)
     assert one.read_bytes() == two.read_bytes()
     read = records.read_table(one)
