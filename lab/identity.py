@@ -23,8 +23,11 @@ from lab.task import Task
 from lab.task import record as task_record
 
 #: Rooms of the package that only plan or read runs: no number of a run depends on them.
-READERS = ("cli", "listing", "sanity", "tables", "plots", "report", "stats", "records")
-READERS += ("power", "verdict", "results", "protocol", "study", "execute")  # type: ignore[assignment]
+READERS = (
+    *("cli", "console", "listing", "showing", "sanity", "single"),
+    *("protocol", "study", "execute", "results", "stats", "power", "verdict"),
+    *("tables", "plots", "report"),
+)
 #: Whose versions can change a number.
 LIBRARIES = ("torch", "transformers")
 
