@@ -75,6 +75,7 @@ class Head(_Model):
     model: str = "nano"
     eval_every: Annotated[int, Field(ge=1)] = 2
     eval_prompts: Annotated[int, Field(ge=1)] = 256
+    observe_every: Annotated[int, Field(ge=1)] = 1
     warm_start: float | None = None
     observers: list[dict[str, Any] | str] = list(OBSERVERS)
 

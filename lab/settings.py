@@ -62,6 +62,9 @@ class Settings(_Model):
     budget: Budget = Field(default=Budget(rollouts=40), description="when a run ends")
     eval_every: Positive = Field(default=2, description="rollouts between evaluations")
     eval_prompts: Positive = Field(default=256, description="held-out prompts, one answer each")
+    observe_every: Positive = Field(
+        default=1, description="updates between two looks of the observers"
+    )
     warm_start: Annotated[float, Field(ge=0, lt=1)] | None = Field(
         default=None, description="accuracy of the supervised start; none: the task's"
     )

@@ -236,12 +236,14 @@ class _Training:
         """E x M updates on one rollout, fewer where kl_stop says so; how many were made."""
         loop, bench = self.this.spec.recipe.loop, self.this.bench
         warming = bench.has_critic and number < loop.critic_warmup
-        made = 0
+        made, every = 0, self.this.spec.settings.observe_every
         for epoch in range(loop.epochs):
             for index in self._minibatches(step, number * loop.epochs + epoch):
                 bench.now.key = (self.streams.task, self.streams.seed, self.counters["update"])
                 try:
-                    out = update(bench, self.roles, rollout.scored.samples, step, index, warming)
+                    samples = rollout.scored.samples
+                    look = self.counters["update"] % every == 0
+                    out = update(bench, self.roles, samples, step, index, warming, look)
                 except KLStop:
                     return made
                 made += 1

@@ -50,7 +50,13 @@ class Updated:
 
 
 def update(
-    bench: Bench, roles: Roles, samples: Samples, step: Step, index: Tensor, warming: bool
+    bench: Bench,
+    roles: Roles,
+    samples: Samples,
+    step: Step,
+    index: Tensor,
+    warming: bool = False,
+    look: bool = True,
 ) -> Updated:
     """One optimiser step on some rows of a rollout.
 
@@ -61,12 +67,14 @@ def update(
         step: the rollout's tensors, as `lab.rollout.prepare` left them.
         index: [b] the rows.
         warming: whether only the critic learns.
+        look: whether the observers record.
 
     Raises:
         DivergedError: for a loss or gradient that is not finite.
         KLStop: where KL(old) of these rows has reached loop.kl_stop: the step is not made.
     """
-    part = _now(bench, roles, samples.rows(index), _rows(step, index))
+    named = bench.named if look else bench.needs
+    part = _now(bench, roles, samples.rows(index), _rows(step, index), "entropy" in named)
     loop = bench.recipe.loop
     if loop.kl_stop and not warming and kl_old(part) > loop.kl_stop:
         raise KLStop
@@ -88,7 +96,8 @@ def update(
     if warming:  # a shared backbone is the policy: a step of its critic would move it
         roles.policy.model.zero_grad()
     metrics |= _stepped(bench, out, roles, trained)
-    metrics |= bench.observe("update", loss.observed(bench, _detached(part), out.detached()))
+    if look:
+        metrics |= bench.observe("update", loss.observed(bench, _detached(part), out.detached()))
     return Updated(metrics, int(part["mask"].sum()))
 
 
@@ -104,11 +113,9 @@ def _rows(step: Step, index: Tensor) -> Step:
     return part
 
 
-def _now(bench: Bench, roles: Roles, samples: Samples, part: Step) -> Step:
+def _now(bench: Bench, roles: Roles, samples: Samples, part: Step, entropy: bool) -> Step:
     """The rows with what the current weights say of them."""
-    scored = roles.policy.score(
-        samples, bench.recipe.loop.temperature, "entropy" in bench.named, roles.head
-    )
+    scored = roles.policy.score(samples, bench.recipe.loop.temperature, entropy, roles.head)
     part = {**part, "logp": scored.logp}
     if scored.entropy is not None:
         part["entropy"] = scored.entropy

@@ -104,8 +104,13 @@ def test_a_bar_on_a_terminal(terminal: io.StringIO, capsys: pytest.CaptureFixtur
 
 def test_the_bar_is_taken_away_after_an_error(terminal: io.StringIO) -> None:
     """Wrong: a terminal without a cursor."""
-    with pytest.raises(KeyboardInterrupt), Console() as told:
-        told.progress(1, 2, "")
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with Console() as told:
+            told.progress(1, 2, "")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     shown = terminal.getvalue()
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")

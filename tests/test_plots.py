@@ -61,7 +61,7 @@ def test_equal_results_are_equal_files_and_nothing_global_moves(made: Any) -> No
     files = plots.draw(study)
     assert [f.suffix for f in files] == SUFFIXES * 10
     first = {f.name: f.read_bytes() for f in files}
-    with matplotlib.rc_context({"font.size": 22, "axes.facecolor": "red"}):
+    with matplotlib.rc_context({"font.size": 22, "axes.ymargin": 0.3}):
         np.random.seed(7)
         assert {f.name: f.read_bytes() for f in plots.draw(study)} == first
     assert dict(matplotlib.rcParams) == before

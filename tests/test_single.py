@@ -128,7 +128,6 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "its setting": ({}, ["task.arm=3"], "task 'bandit' has no setting 'arm'; it has arms. Did you"),
     "a run's": ({}, ["run.modl=tiny"], "run: unknown setting 'modl'. Did you mean 'model'?"),
     "a budget's": ({}, ["run.budget.rolouts=3"], "'budget.rolouts'. Did you mean 'rollouts'?"),
-    "no budget": ({}, ["run.budget={}"], "a budget names one of rollouts, updates, gen"),
     "its type": ({}, ["run.eval_prompts=x"], "eval_prompts = 'x'"),
     "a slot": ({}, ["surogate.cap=3"], "unknown slot 'surogate'. Did you mean 'surrogate'?"),
     "model": ({}, ["run.model=nanoo"], "no model 'nanoo'. Did you mean 'nano'?"),
