@@ -217,4 +217,9 @@ def main() -> None:
         message = e.format_message() if hasattr(e, "format_message") else str(e)
         print(f"lab: {' '.join(message.split())}", file=sys.stderr)
         raise SystemExit(2) from None
+    except OSError as e:  # --out where nothing can be written, a full disk
+        if e.filename is None:
+            raise
+        print(f"lab: {e.filename}: {e.strerror}", file=sys.stderr)
+        raise SystemExit(2) from None
     raise SystemExit(code or 0)

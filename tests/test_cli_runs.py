@@ -125,7 +125,7 @@ def test_an_interrupted_run_goes_on(
 
 
 TRAIN_MISTAKES: dict[str, tuple[list[str], str]] = {
-    "recipe": (["--recipe", "gpro"], "no recipe 'gpro'. Did you mean 'grpo'?"),
+    "recipe": (["--recipe", "cipso"], "no recipe 'cipso'. Did you mean 'cispo'?"),
     "task": (["--task", "srot"], "no task 'srot'. Did you mean 'sort'?"),
     "setting": (["--set", "task.arm=3"], "has no setting 'arm'; it has arms. Did you mean 'arms'?"),
     "a run's": (["--set", "run.modle=tiny"], "unknown setting 'modle'. Did you mean 'model'?"),
@@ -133,7 +133,7 @@ TRAIN_MISTAKES: dict[str, tuple[list[str], str]] = {
     "model": (["--set", "run.model=nanoo"], "no model 'nanoo'. Did you mean 'nano'?"),
     "plugin": (["--plugin", "no.py"], "no.py: no such Python file"),
     "option": (["--sed", "3"], "No such option"),
-    "seed": (["--seed", "x"], "'x' is not a valid int"),
+    "seed": (["--seed", "x"], "Invalid value for '--seed'"),
 }
 
 
@@ -143,15 +143,20 @@ def test_a_run_that_cannot_be_trained(lab: Any, what: str) -> None:  # noqa: F81
     assert said in refused(lab(*TRAIN, *arguments))
 
 
-def test_a_vocabulary_that_misses_a_character(lab: Any, here: Path) -> None:  # noqa: F811
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that cannot count beyond 6."""
+    return gpt2_folder(tmp_path_factory.mktemp("model") / "gpt2", "0123456>")
+
+
+def test_a_vocabulary_that_misses_a_character(lab: Any, here: Path, gpt2: Path) -> None:  # noqa: F811
     """Before a rollout, for a run and for a study; a study's folder is not even made."""
-    folder = gpt2_folder(here / "gpt2", "0123456>")
     words = ["model ", "gpt2: its vocabulary ", "'7'"]
-    model = ["--task", "sort", "--set", f"run.model={folder}"]
+    model = ["--task", "sort", "--set", f'run.model="{gpt2}"']
     line = refused(lab(*TRAIN, *model))
     assert [w for w in words if w not in line] == []
     study = file(here, task="sort")
-    study.write_text(study.read_text().replace("[all.loop]", f'model = "{folder}"\n[all.loop]', 1))
+    study.write_text(study.read_text().replace("[all.loop]", f'model = "{gpt2}"\n[all.loop]', 1))
     line = refused(lab("run", str(study), "--scale", "smoke"))
     assert [w for w in words if w not in line] == []
     assert not (here / "results").exists()
@@ -242,7 +247,7 @@ def test_an_interrupt_keeps_what_is_finished(
     here: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After the second run: 130, one line that says how to go on; the pool is ended; and it does."""
+    """After the second run: 130, one line that says how to go on, the pool ended; and it does."""
     file(here, rollouts=3)
     executors: list[Here] = []
 
@@ -280,8 +285,8 @@ STUDY_MISTAKES: dict[str, tuple[list[str], str]] = {
     "key": (["run", "key.toml"], "unknown key 'marign'. Did you mean 'margin'?"),
     "scale": (["run", "tiny.toml", "--scale", "smal"], "no scale 'smal'. Did you mean 'small'?"),
     "plugin": (["run", "tiny.toml", "--plugin", "bad.py"], "bad.py: ModuleNotFoundError: No modu"),
-    "workers": (["run", "tiny.toml", "--workers", "-1"], "-1 is not in the range x>=0"),
-    "folder": (["run", "tiny.toml", "--out", "tiny.toml"], "tiny.toml"),
+    "workers": (["run", "tiny.toml", "--workers", "-1"], "Invalid value for '--workers'"),
+    "folder": (["run", "tiny.toml", "--out", "bad.py"], "bad.py/runs: Not a directory"),
     "no study": (["run"], "Missing argument"),
     "status": (
         ["status", "tiny"],

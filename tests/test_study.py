@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_studies import Here, cache, drive, keys, make, planned, study, table  # noqa: F401
@@ -78,6 +80,7 @@ def test_the_metrics_that_are_allowed_are_those_of_an_evaluation(
     """Wrong: a list here that has lost sight of lab/heldout.py."""
     data = table("study.task", task)
     data["study"]["observers"] = []
+    data["scale"]["smoke"]["rollouts"] = 1
     made = plan(resolve(data, "t", shelf), "smoke", shelf)
     (outcome,) = make(Job(keys(made)[0], made.runs[0].spec.data(), tmp_path))
     evaluations = [m for m in records.moments(tmp_path / outcome.key) if m.at == "eval"]
@@ -251,3 +254,38 @@ def test_a_crash_does_not_take_the_place_of_a_run(tmp_path: Path, shelf: Shelf) 
     studies.crashed(job, "ValueError: no")
     assert records.read_json(job.folder / job.key / records.RESULT)["status"] == "ok"
     assert len(list(job.folder.iterdir())) == 4
+
+
+# -- pairing
+
+
+def test_two_recipes_of_one_seed_share_the_first_rollout(shelf: Shelf, tmp_path: Path) -> None:
+    """R1, bit for bit, as the run folders have it: starting weights, held-out answers, the first
+    rollout's rewards. What they differ in shows from the first update on.
+
+    Wrong: streams that hash the recipe or the study; a critic's weights drawn before the policy's.
+    """
+    data = table("study.task", {"name": "chain", "dense": True, "symbols": 3, "length": 3})
+    data["recipe"] = {"grpo": {"base": "grpo"}, "ppo": {"base": "ppo"}}
+    data["all"]["loop"] |= {"group_size": 8, "lr": 0.01}
+    data["contrast"] = []
+    runs = plan(resolve(data, "t", shelf), "smoke", shelf).runs
+    for run in runs[:3]:  # grpo at both seeds, ppo at the first
+        assert make(Job(run.key, run.spec.data(), tmp_path))[0].status == "ok"
+    folders = {(r.recipe, r.spec.seed): tmp_path / r.key for r in runs}
+
+    def of(recipe: str, seed: int) -> list[Any]:
+        place = folders[recipe, seed]
+        answers = (place / records.ANSWERS).read_text().splitlines()
+        moments = list(records.moments(place))
+        first, second = [m.metrics for m in moments if m.at == "rollout"]
+        names = ("reward", "reward_std", "response_length", "response_truncated", "zero_variance")
+        start = [m.metrics for m in moments if m.at in ("start", "eval")][:2]
+        shared = [[a for a in answers if json.loads(a)["rollout"] == 0], start]
+        return [[*shared, [first[n] for n in names]], [second[n] for n in names]]
+
+    (shared, later), (same, others) = of("grpo", 9000), of("ppo", 9000)
+    assert len(shared[0]) == 8
+    assert shared == same
+    assert later != others
+    assert shared != of("grpo", 9001)[0]
