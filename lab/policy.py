@@ -74,16 +74,15 @@ class Policy:
         """
         encoded = [self.tokenizer.encode(p) for p in prompts]
         prompt_ids, prompt_mask = tokens.left_padded(encoded, self.tokenizer.pad_id)
-        out = self._forward(prompt_ids, prompt_mask, use_cache=True, logits_to_keep=1)
-        logits = out.logits[:, -1].repeat_interleave(group_size, 0)
-        out.cache.batch_repeat_interleave(group_size)
+        decoder = self._decoder(prompt_ids, prompt_mask, group_size)
         prompt_ids = prompt_ids.repeat_interleave(group_size, 0)
         prompt_mask = prompt_mask.repeat_interleave(group_size, 0)
-        attention, length = prompt_mask, prompt_mask.sum(1, keepdim=True)
+        length = prompt_mask.sum(1, keepdim=True)
         closing = torch.tensor([*self.tokenizer.eos_ids, *stops])
         finished = torch.zeros_like(prompt_mask[:, :1], dtype=torch.bool)
         ids, logps, kept = [], [], []
         for t in range(budget):
+            logits = decoder.logits
             support = tokens.support(logits, sampling) if sampling.truncates else None
             every = tokens.log_probs(logits, sampling.temperature, support)
             chosen = torch.multinomial(every.exp(), 1, generator=generator)
@@ -93,11 +92,15 @@ class Policy:
             finished |= torch.isin(chosen, closing)
             if t + 1 == budget or bool(finished.all()):
                 break
-            attention = torch.cat([attention, torch.ones_like(chosen)], 1)
-            out = self._forward(chosen, attention, length + t, use_cache=True, cache=out.cache)
-            logits = out.logits[:, -1]
+            decoder.feed(chosen, length + t)
         drawn = tokens.ends(torch.cat(ids, 1), self.tokenizer.eos_ids, stops)
         return self._samples((prompt_ids, prompt_mask), (ids, logps, kept), drawn, budget)
+
+    def _decoder(self, ids: Tensor, mask: Tensor, group_size: int) -> llama.Decoder | _Cached:
+        if self.preset:
+            head = self.model.get_output_embeddings()
+            return llama.Decoder(self.model.base_model, head, ids, mask, group_size)
+        return _Cached(self, ids, mask, group_size)
 
     def _samples(
         self,
@@ -218,6 +221,24 @@ class Policy:
     ) -> Any:
         place = tokens.positions(attention) if place is None else place
         return self.model(input_ids=ids, attention_mask=attention, position_ids=place, **options)
+
+
+class _Cached:
+    """`llama.Decoder` for any model of transformers, by its own cache."""
+
+    def __init__(self, policy: Policy, ids: Tensor, attention: Tensor, group_size: int) -> None:
+        self._policy = policy
+        out = policy._forward(ids, attention, use_cache=True, logits_to_keep=1)
+        self.logits = out.logits[:, -1].repeat_interleave(group_size, 0)
+        out.cache.batch_repeat_interleave(group_size)
+        self._cache = out.cache
+        self._attention = attention.repeat_interleave(group_size, 0)
+
+    def feed(self, ids: Tensor, place: Tensor) -> None:
+        """Append a token [B,1] at its position to each row; `logits` are those after it."""
+        self._attention = torch.cat([self._attention, torch.ones_like(ids)], 1)
+        options = {"use_cache": True, "cache": self._cache}
+        self.logits = self._policy._forward(ids, self._attention, place, **options).logits[:, -1]
 
 
 def _sequence(samples: Samples) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,6 +27,7 @@ TINY: Mapping[str, Any] = {
         "task": {"name": "bandit", "arms": 3},
         "eval_every": 1,
         "eval_prompts": 8,
+        "warm_start": 0.0,
     },
     "all": {"loop": {"prompts": 2, "group_size": 4, "epochs": 1, "minibatches": 2}},
     "recipe": {"grpo": {"base": "grpo", "kl": "none"}, "cispo": {"base": "cispo"}},
@@ -113,6 +114,12 @@ def planned(shelf: Shelf, path: str = "", value: Any = None, scale: str = "smoke
     if not path:
         return _as_it_stands(shelf, scale)
     return studies.plan(study(path, value, shelf), scale, shelf)
+
+
+@functools.cache
+def of_five_seeds(shelf: Shelf) -> list[studies.Planned]:
+    """The runs of both recipes at five seeds."""
+    return planned(shelf, "scale.smoke.seeds", 5).runs
 
 
 @functools.cache

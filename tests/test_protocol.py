@@ -10,7 +10,7 @@ import pytest
 from small_studies import DROP, FILE, TINY, cache, file, plugin, study, table  # noqa: F401
 
 from lab.errors import LabError
-from lab.protocol import PLAIN, Study, find, read, resolve
+from lab.protocol import PLAIN, Head, Study, find, read, resolve
 from lab.settings import Budget
 from lab.shelf import Shelf
 
@@ -53,14 +53,15 @@ def test_the_first_study_is_six_recipes_at_two_learning_rates(first: Study) -> N
 
 
 def test_every_arm_has_its_loop_from_the_study(first: Study) -> None:
-    """SPEED.md's loop, 8 x 8 rows in 4 x 4 updates, whatever a recipe's own paper used.
+    """4 epochs x 4 minibatches, one batch, whatever a recipe's own paper used.
 
     Wrong: `[all]` below a recipe, or taken by those alone that say nothing of it.
     """
-    for arm in first.arms:
-        loop = arm.recipe.loop
-        assert (loop.prompts, loop.group_size, loop.epochs, loop.minibatches) == (8, 8, 4, 4)
-        assert loop.lr == {"lr 1e-4": 1e-4, "lr 3e-4": 3e-4}[arm.condition]
+    loops = [a.recipe.loop for a in first.arms]
+    assert {(loop.epochs, loop.minibatches) for loop in loops} == {(4, 4)}
+    assert len({(loop.prompts, loop.group_size, loop.lag, loop.optimizer) for loop in loops}) == 1
+    rates = {"lr 1e-4": 1e-4, "lr 3e-4": 3e-4}
+    assert [loop.lr for loop in loops] == [rates[a.condition] for a in first.arms]
 
 
 def test_the_conditions_differ_in_the_learning_rate_alone(first: Study) -> None:
@@ -146,6 +147,7 @@ CHANGES: dict[str, tuple[str, Any]] = {
     "the model": ("study.model", "tiny"),
     "the warm start": ("study.warm_start", 0.5),
     "the observers": ("study.observers", ["clipping"]),
+    "how often observers look": ("study.observe_every", 2),
     "how often is evaluated": ("study.eval_every", 2),
     "on how many prompts": ("study.eval_prompts", 9),
     "a parameter": ("recipe.cispo.surrogate", {"cap": 3.0}),
@@ -163,6 +165,8 @@ def test_the_hash_changes_with_all_that_is_declared() -> None:
     """Wrong: a hash of the file's name, of the arms alone, of what a run sees (the margin and the
     contrasts decide the verdict and change no run), or of the task's name without its settings.
     """
+    named = {path.removeprefix("study.") for path, _ in CHANGES.values() if "study." in path}
+    assert named == set(Head.model_fields)  # none is forgotten here
     hashes = {what: study(path, value).hash for what, (path, value) in CHANGES.items()}
     hashes["nothing"] = study().hash
     same = [(a, b) for a in hashes for b in hashes if a < b and hashes[a] == hashes[b]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -16,7 +16,6 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import seaborn as sns  # type: ignore[import-untyped]
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -32,7 +31,7 @@ COLOURS = (
 )
 #: And one mark, for who sees no colour at all.
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "p")
-INK, GREY, PALE = "#222222", "#767676", "#e4e4e4"
+INK, GREY, MUTED, PALE = "#222222", "#767676", "#bdbdbd", "#e4e4e4"
 WIDTH = 11.0
 DPI = 150
 DASHES = (0, (4, 3))
@@ -182,6 +181,16 @@ class Sheet:
             borderaxespad=0.0,
         )
 
+    def head(self, names: Sequence[str], of: Mapping[str, str]) -> None:
+        """A recipe's name over each column, in its colour."""
+        for ax, name in zip(self.axes[0], names, strict=True):
+            ax.set_title(name, color=dark(of[name]), fontweight="bold")
+
+    def side(self, texts: Sequence[str]) -> None:
+        """What a row of panels shows, beside it."""
+        for ax, text in zip(self.axes[:, 0], texts, strict=True):
+            ax.set_ylabel(text, rotation=0, ha="right", va="center")
+
     def below(self, text: str, counts: bool = False) -> None:
         """The label of the x axis that all panels share; `counts`: it has whole numbers."""
         for ax in self.axes[-1]:
@@ -259,50 +268,6 @@ def keys(results: Results, width: float = 2.0) -> list[Line2D]:
         Line2D([], [], color=of[r], lw=width, marker=mark[r], ms=5, label=r)
         for r in recipes(results)
     ]
-
-
-def end_labels(ax: Axes, ends: Sequence[tuple[str, float, float, str]], gap: float) -> None:
-    """Names at the ends of lines, pushed apart where they would overlap.
-
-    Args:
-        ax: the panel; its limits are final.
-        ends: name, x, y and colour of each line's end.
-        gap: least distance between two names, as a share of the axis.
-    """
-    low, high = ax.get_ylim()
-    at = [(y - low) / (high - low) for _, _, y, _ in ends]
-    placed = spread(at, gap)
-    aside = 1 + 0.1 / (ax.get_position().width * WIDTH)
-    for (name, x, y, colour), share in zip(ends, placed, strict=True):
-        ax.annotate(
-            name,
-            xy=(x, y),
-            xytext=(aside, share),
-            textcoords="axes fraction",
-            color=dark(colour),
-            fontsize=8.5,
-            va="center",
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.6, "shrinkA": 1, "shrinkB": 2},
-        )
-
-
-def spread(places: Sequence[float], gap: float) -> list[float]:
-    """The places, in the order given, moved as little as it takes to be `gap` apart in [0, 1]."""
-    order = np.argsort(places, kind="stable")
-    out = np.array(places, dtype=float)[order]
-    for _ in range(200):
-        moved = False
-        for i in range(len(out) - 1):
-            short = gap - (out[i + 1] - out[i])
-            if short > 1e-9:
-                out[i], out[i + 1], moved = out[i] - short / 2, out[i + 1] + short / 2, True
-        out += max(0.0, -out.min(initial=0.0)) - max(0.0, out.max(initial=1.0) - 1.0)
-        if not moved:
-            break
-    back = np.empty_like(out)
-    back[order] = out
-    return [float(x) for x in back]
 
 
 def save(drawing: Drawing, results: Results, folder: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -13,15 +13,14 @@ from lab.plots.canvas import (
     DASHES,
     GREY,
     INK,
+    MUTED,
     Drawing,
     Room,
     Sheet,
     colours,
     cross,
-    end_labels,
+    legend_room,
     recipes,
-    titled,
-    titles,
 )
 from lab.plots.series import Band
 from lab.results import Results
@@ -34,69 +33,77 @@ def learning_curves(results: Results) -> Drawing | None:
     if table.empty:
         return None
     table = table.assign(x=table[series.axis(results)])
-    conditions, of = results.study["conditions"], colours(results)
+    names, conditions = recipes(results), results.study["conditions"]
     title = f"Held-out score by {series.NAMES[series.axis(results)]}: every run, and the mean"
-    widest = max(len(r) for r in recipes(results))
-    names = 0.3 + 0.085 * widest
-    height = 3.6 if len(conditions) < 3 else 2.9
-    room = Room(height, right=names, columns=names + 0.15, titles=titles(conditions))
-    sheet = Sheet.of(title, 1, len(conditions), room, "all")
+    bands = {
+        (r, c): Band.over(rows, "number", "score")
+        for r in names
+        for c in conditions
+        if len(rows := series.arm(table, r, c))
+    }
+    ns = [n for band in bands.values() for n in band.n]
+    handles = _keys(ns, len(names) > 1, bool((table["status"] != "ok").any()))
+    room = Room(1.7, left=1.1, columns=0.16, rows=0.22, legend=legend_room(handles))
+    sheet = Sheet.of(title, len(conditions), len(names), room, "all")
     start = reference(scores(results))
-    parts: list[pd.DataFrame] = []
-    labelled: list[tuple[Axes, list[tuple[str, float, float, str]]]] = []
-    for ax, condition in zip(sheet.axes[0], conditions, strict=True):
-        ends: list[tuple[str, float, float, str]] = []
-        for recipe in recipes(results):
-            rows = series.arm(table, recipe, condition)
-            if rows.empty:
-                continue
-            fade = max(0.25, 0.7 - 0.05 * rows["seed"].nunique())
-            series.draw_runs(ax, rows[rows["reached"]], "score", of[recipe], fade)
-            band = Band.over(rows, "number", "score")
-            band.draw(ax, of[recipe], zorder=3)
-            ends.append((recipe, band.x[-1], band.mean[-1], of[recipe]))
-            parts += [_runs(rows), band.frame(recipe=recipe, condition=condition, run="mean")]
-        titled(ax, condition)
-        ax.axhline(start, color=GREY, lw=0.9, ls=DASHES, zorder=1)
-        ax.set_xlim(left=0)
-        ax.margins(x=0.02)
-        labelled.append((ax, ends))
-    sheet.axes[0][0].set_ylabel("held-out score")
-    sheet.below(series.axis_label(results), counts=True)
-    low, high = sheet.axes[0][0].get_ylim()
-    sheet.axes[0][0].set_ylim(min(low, 0.0) if low < 0.15 * high else low, high)
-    for ax, ends in labelled:
-        end_labels(ax, ends, 0.055)
-    ns = [int(n) for part in parts if "n" in part for n in part["n"]]
-    sheet.legend(_keys(ns, bool((table["status"] != "ok").any())))
+    for i, condition in enumerate(conditions):
+        for j, recipe in enumerate(names):
+            _panel(results, sheet.axes[i, j], table, bands, (recipe, condition))
+            sheet.axes[i, j].axhline(start, color=GREY, lw=0.9, ls=DASHES, zorder=1)
+    sheet.head(names, colours(results))
+    sheet.side([series.where(c, "held-out\nscore") for c in conditions])
+    sheet.below(series.axis_label(results, short=len(names) > 3), counts=True)
+    sheet.legend(handles)
+    means = [band.frame(recipe=r, condition=c, run="mean") for (r, c), band in bands.items()]
     return Drawing(
         name="learning_curves",
         title=title,
         shows="Mean score of fresh answers to held-out prompts, one answer each; every evaluation "
-        "as it was measured, without smoothing. "
-        "Thin lines: runs, a seed each; a cross where a run failed. Thick lines: mean over runs. "
-        "Dashed: the starting policy.",
-        method=f"Band: 95 % t-interval of the mean over {series.counted(ns)} a recipe and "
-        "condition; none below 3 runs. A failed run counts in the mean with the floor "
-        f"{results.study['floor']:g} from its end on.",
-        read="Where bands overlap, nothing follows from the order of the means: the verdicts "
-        "compare runs of one seed with each other.",
+        "as it was measured, without smoothing. Thin lines: runs, a seed each; a cross where a "
+        "run failed. Thick line and band: the mean over runs and its 95 % t-interval. Grey: the "
+        "means of the other recipes. Dashed: the starting policy.",
+        method=f"Mean and t-interval over {series.counted(ns)} a recipe and condition; no band "
+        f"below 3 runs. A failed run counts in the mean with the floor {results.study['floor']:g} "
+        "from its end on.",
+        read="Where a grey line lies within a band, nothing follows from the order of the two "
+        "means: the verdicts compare runs of one seed with each other.",
         figure=sheet.figure,
-        data=pd.concat(parts, ignore_index=True),
+        data=pd.concat([_runs(table), *means], ignore_index=True),
     )
 
 
-def _keys(ns: Sequence[int], failed: bool) -> list[Line2D]:
-    counted = series.counted(ns)
+def _panel(
+    results: Results,
+    ax: Axes,
+    table: pd.DataFrame,
+    bands: dict[tuple[str, str], Band],
+    arm: tuple[str, str],
+) -> None:
+    """A recipe under a condition, with the other recipes' means behind it."""
+    for (recipe, condition), band in bands.items():
+        if condition == arm[1] and recipe != arm[0]:
+            ax.plot(band.x, band.mean, color=MUTED, lw=0.9, zorder=1)
+    if arm in bands:
+        rows, colour = series.arm(table, *arm), colours(results)[arm[0]]
+        fade = max(0.35, 0.8 - 0.05 * rows["seed"].nunique())
+        series.draw_runs(ax, rows[rows["reached"]], "score", colour, fade)
+        bands[arm].draw(ax, colour, zorder=3)
+    ax.set_xlim(left=0)
+    ax.margins(x=0.02)
+
+
+def _keys(ns: list[int], others: bool, failed: bool) -> list[Any]:
     band = ", band: 95 % t-interval" if max(ns, default=0) >= series.FEW else ""
-    lines = [
-        Line2D([], [], color=INK, lw=0.6, alpha=0.6, label="a run"),
-        Line2D([], [], color=INK, lw=2, label=f"mean of {counted}{band}"),
-        Line2D([], [], color=GREY, lw=0.9, ls=DASHES, label="starting policy"),
+    mean = f"mean of {series.counted(ns)}{band}"
+    keys = [
+        Line2D([], [], color=INK, lw=0.6, alpha=0.7, label="a run"),
+        Line2D([], [], color=INK, lw=2, label=mean),
     ]
-    return [*lines, cross()] if failed else lines
+    keys += [Line2D([], [], color=MUTED, lw=0.9, label="means of the others")] if others else []
+    keys.append(Line2D([], [], color=GREY, lw=0.9, ls=DASHES, label="starting policy"))
+    return [*keys, cross()] if failed else keys
 
 
-def _runs(rows: pd.DataFrame) -> pd.DataFrame:
-    shown = rows[["recipe", "condition", "seed", "x", "score", "status", "reached"]]
+def _runs(table: pd.DataFrame) -> pd.DataFrame:
+    shown = table[["recipe", "condition", "seed", "x", "score", "status", "reached"]]
     return shown.rename(columns={"score": "value", "seed": "run"})

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from lab.records import COUNTERS
 from lab.results import PLACE, Results
 from lab.stats import LARGEST, mean_interval
-from lab.tables.scores import LIMITS
+from lab.tables.scores import LIMITS, PLAIN
 from lab.tables.terms import ROLLOUT
 
 #: Below this many runs there is no band.
@@ -35,9 +35,11 @@ def axis(results: Results) -> str:
     return LIMITS[next(iter(results.study["budget"]))]
 
 
-def axis_label(results: Results) -> str:
-    """Its name, with what one rollout is where all have the same loop."""
+def axis_label(results: Results, short: bool = False) -> str:
+    """Its name, with what one rollout is where all have the same loop and there is room."""
     name = NAMES[axis(results)]
+    if short:
+        return name
     loops = results.study["loops"].values()
     each = {(x["epochs"] * x["minibatches"], x.get("kl_stop", 0)) for x in loops}
     if axis(results) != "rollout" or len(each) != 1:
@@ -109,16 +111,13 @@ class Band:
         points = {"x": self.x, "mean": self.mean, "low": self.low, "high": self.high, "n": self.n}
         return pd.DataFrame(points).assign(**labels)
 
-    def draw(
-        self, ax: Axes, colour: str, width: float = 2.0, log: bool = False, **more: Any
-    ) -> None:
-        """The band, and the mean over it; on a logarithmic axis a band may end at no number."""
-        low = [max(y, 1e-12) for y in self.low] if log else self.low
-        ax.fill_between(self.x, low, self.high, color=colour, alpha=0.16, lw=0)
+    def draw(self, ax: Axes, colour: str, width: float = 2.0, **more: Any) -> None:
+        """The band, and the mean over it."""
+        ax.fill_between(self.x, self.low, self.high, color=colour, alpha=0.16, lw=0)
         ax.plot(self.x, self.mean, color=colour, lw=width, **more)
 
 
-def draw_runs(ax: Axes, rows: pd.DataFrame, value: str, colour: str, alpha: float = 0.3) -> None:
+def draw_runs(ax: Axes, rows: pd.DataFrame, value: str, colour: str, alpha: float) -> None:
     """A thin line a run, to its end; a cross where it failed."""
     for _, run in rows.groupby("seed"):
         ax.plot(run["x"], run[value], color=colour, lw=0.6, alpha=alpha)
@@ -134,6 +133,11 @@ def draw_ends(ax: Axes, failed: pd.DataFrame, value: str, colour: str) -> None:
 def arm(rows: pd.DataFrame, recipe: str, condition: str) -> pd.DataFrame:
     """The rows of an arm."""
     return rows[(rows["recipe"] == recipe) & (rows["condition"] == condition)]
+
+
+def where(condition: str, text: str) -> str:
+    """The label of a row of panels: its condition, where the study names any, and what it shows."""
+    return text if condition == PLAIN else f"{condition}\n{text}"
 
 
 def counted(ns: Iterable[int]) -> str:

@@ -35,6 +35,8 @@ SHARES: Mapping[str, tuple[Any, float]] = {
     "flat": ("-", 2.4),
     "capped": ((0, (1.2, 1.2)), 2.0),
 }
+#: Of capped tokens, the mean share from which on there are any: fewer lie on a bound by chance.
+SEEN = 1e-5
 LINES = ("-", (0, (5, 2)), (0, (1.2, 1.2)))
 
 
@@ -56,16 +58,14 @@ def clipping(results: Results) -> Drawing | None:
             ax = sheet.axes[i, j]
             for share, (dashes, width) in SHARES.items():
                 rows = series.arm(found[share, side], recipe, condition)
-                if rows.empty or (share == "capped" and not (rows["value"] > 0).any()):
+                if rows.empty or (share == "capped" and rows["value"].mean() < SEEN):
                     continue
                 band = Band.over(rows, "rollout", "value")
                 colour = GREY if share == "outside" else colours(results)[recipe]
                 band.draw(ax, colour, width, ls=dashes)
                 parts.append(band.frame(recipe=recipe, condition=condition, metric=share + side))
-            if i == 0:
-                ax.set_title(recipe, color=dark(colours(results)[recipe]), fontweight="bold")
-        where = f"{condition}\n" if condition != PLAIN else ""
-        sheet.axes[i, 0].set_ylabel(f"{where}{SIGNS[side]}", rotation=0, ha="right", va="center")
+    sheet.head(names, colours(results))
+    sheet.side([series.where(condition, SIGNS[side]) for condition, side in places])
     _percent(sheet)
     sheet.below(series.NAMES[series.axis(results)], counts=True)
     sheet.legend(
@@ -82,7 +82,7 @@ def clipping(results: Results) -> Drawing | None:
         "the recipe's declared interval (outside [.8, 1.2] where it declares none). Flat: the "
         "token's pull is exactly 0, it has no gradient. Capped: beyond a declared bound and "
         "held there, with a gradient; not drawn where no token ever is.",
-        method=f"Each point: the mean over a rollout's updates, then over {n}. Band: 95 % "
+        method=f"Each point: the mean over a rollout's observed updates, then over {n}. Band: 95 % "
         "t-interval over runs. Tokens with A = 0 are in none of these shares: see the next "
         "figure.",
         read="Outside and flat are different numbers. A clip makes flat only the tokens outside on "
@@ -121,9 +121,8 @@ def pulls(results: Results) -> Drawing | None:
                 colour = colours(results)[recipe]
                 ax.plot(own["ratio"], own["pull"], color=colour, lw=2.2, ls=line, zorder=3)
                 drawn.append(own.assign(condition=where))
-        sheet.axes[0, j].set_title(recipe, color=dark(colours(results)[recipe]), fontweight="bold")
-    for ax, unit in zip(sheet.axes[:, 0], ("+1", "-1"), strict=True):
-        ax.set_ylabel(f"pull at\nA = {unit}", rotation=0, ha="right", va="center")
+    sheet.head(names, colours(results))
+    sheet.side([f"pull at\nA = {unit}" for unit in ("+1", "-1")])
     sheet.below("ratio")
     sheet.legend(
         [

@@ -92,9 +92,9 @@ def traces(
         name=name,
         title=title,
         shows=words[0],
-        method="Each point: the mean over a rollout's updates (or of the rollout), then over "
-        f"{series.counted(ns)} a recipe and condition. Band: 95 % t-interval over runs. A "
-        f"failed run is in the mean up to its end, a cross.{missing}",
+        method="A number of updates is the mean over those of a rollout that were observed. Thick "
+        f"lines: the mean over {series.counted(ns)} a recipe and condition; thin: every run. A "
+        f"failed run counts up to its end, a cross.{missing}",
         read=words[1],
         figure=sheet.figure,
         data=pd.concat(parts, ignore_index=True),
@@ -109,8 +109,7 @@ def _trace(
         rows = series.arm(found, recipe, condition)
         if rows.empty:
             continue
-        failed = rows[rows["status"] != "ok"]
-        series.draw_runs(ax, failed, "value", of[recipe])
+        series.draw_runs(ax, rows, "value", of[recipe], 0.22)
         band = Band.over(rows, "rollout", "value")
         every = max(1, len(band.x) // 5)
         band.draw(
@@ -123,8 +122,8 @@ def _trace(
             markevery=(every // 2, every),
         )
         parts.append(band.frame(recipe=recipe, condition=condition, metric=row.metric))
-        ends = failed.groupby("seed").tail(1)[["recipe", "condition", "seed", "x", "value"]]
-        parts += [ends.assign(metric=row.metric, status="failed")] if len(ends) else []
+        shown = rows[["recipe", "condition", "seed", "status", "x", "value"]]
+        parts.append(shown.assign(metric=row.metric))
     for value in _limits(results, row.line, condition):
         ax.axhline(value, color=INK, lw=1, ls=DASHES, zorder=1)
     return parts
