@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lab import records
+from lab import identity, records
 from lab import study as studies
 from lab.execute import Job, Limits, Outcome
 from lab.execute.local import ONE_THREAD, run_one
@@ -218,6 +218,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("LAB_CACHE", str(place))
         for name in ONE_THREAD:
             patch.setenv(name, "1")
+        patch.setattr(identity, "version", functools.cache(identity.version))  # it reads files
         yield place
 
 

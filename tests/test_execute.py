@@ -154,6 +154,18 @@ def test_a_worker_that_dies_idle_takes_nothing_with_it(light: Local, tmp_path: P
     assert int(found.error) != worker
 
 
+def test_a_worker_that_dies_while_it_starts(light: Local, tmp_path: Path) -> None:
+    """As where memory is short. Wrong: every run of the study `failed`, twice, so all crashed."""
+    before = workers()
+    light.submit(does("answer", tmp_path))
+    (worker,) = workers() - before
+    os.kill(worker, signal.SIGKILL)
+    found: list[Outcome] = []
+    until(lambda: bool(found.extend(light.poll(0.1)) or found))
+    assert [(o.status, o.error) for o in found] == [("killed", local.NO_POOL)]
+    assert outcome(light, does("answer", tmp_path)).status == "ok"
+
+
 def test_jobs_of_a_pool_that_has_ended_are_not_waited_for(light: Local, tmp_path: Path) -> None:
     """Whatever ended it. Wrong: a study that waits for ever."""
     light.submit(does("hang", tmp_path))

@@ -170,6 +170,15 @@ def test_failed_runs_are_counted_on_the_first_screen(write: Any) -> None:
     assert "None of the 4 runs failed." in write(seeds=2).first
 
 
+def test_better_than_another_may_be_worse_than_the_start(write: Any) -> None:
+    """`better` alone would sell a recipe that has only lost less."""
+    low = [x - 0.45 for x in UP]  # .04 to .10, from .16 on
+    page = write(finals={("ppo", ONE): low, ("grpo", ONE): [0.0] * 8})
+    assert page.words() == ["better"]
+    assert "minus start: ppo and grpo. Among these, better means having lost less." in page.first
+    assert "minus start" not in write(finals={("ppo", ONE): UP, ("grpo", ONE): DOWN}).first
+
+
 def test_an_unfinished_study_says_so_and_nothing_else(write: Any) -> None:
     """A verdict on 15 of 16 runs is a peek."""
     finals = {("ppo", ONE): UP, ("grpo", ONE): DOWN}

@@ -95,7 +95,7 @@ def test_a_console_is_told_the_share_of_the_budget(here: Path) -> None:
 def test_a_recipe_of_a_file_has_a_folder_without_a_colon(here: Path) -> None:
     """A colon is no character of a file's name on every system."""
     (here / "r.toml").write_text(
-        '[recipe."o:ne"]\nbase = "grpo"\n[recipe."o:ne".loop]\nprompts = 2\n[recipe.two]\nbase = "ppo"\n'
+        '[recipe."o:ne"]\nbase = "grpo"\nloop = {prompts = 2}\n[recipe.two]\nbase = "ppo"\n'
     )
     result = lab.run("r.toml:o:ne", {"name": "bandit", "arms": 4}, settings=SMALL)
     assert result.folder.name == f"bandit-o-ne-0-{result.key[:8]}"

@@ -118,6 +118,23 @@ def test_a_crashed_run_counts_with_the_floor_and_has_no_start(made: Any) -> None
     assert (table["n"].item(), table["failures"].item()) == (3, 1)
 
 
+def test_what_training_brought_is_counted_from_each_seed_s_own_start(made: Any) -> None:
+    """From the mean start, the spread of starts would widen the interval of every gain."""
+    study = made(
+        seeds=3,
+        starts=[0.1, 0.2, 0.3],
+        finals={("ppo", ONE): [0.15, 0.26, 0.34]},
+        crashed={("grpo", ONE, 9002)},
+    )
+    assert of(scores(study), recipe="ppo")["gain"].tolist() == pytest.approx([0.05, 0.06, 0.04])
+    row = of(compared.comparison(study).data, recipe="ppo")
+    # mean .05, s = .01: half-width 4.302653 * .01 / sqrt 3 = .024841
+    low_high = [row["gain_low"].item(), row["gain_high"].item()]
+    assert low_high == pytest.approx([0.025159, 0.074841], abs=1e-6)
+    crashed = of(scores(study), recipe="grpo", seed=9002)
+    assert crashed["gain"].item() == pytest.approx(0.0 - 0.3)  # it started like its sibling
+
+
 def test_where_nothing_is_left_to_learn_scores_are_refused(made: Any) -> None:
     """A division by 0 would print as nan in every table."""
     with pytest.raises(LabError, match="starting policy scores 1 and the best possible is 1"):
@@ -164,6 +181,8 @@ def test_guard_rails_see_what_the_rollouts_recorded(
     assert (found.word, "".join(found.rails[:1])) == (word, rail)
     warned = numbers.get("response_truncated") == 0.6
     assert ("truncated share .60" in " ".join(found.warnings)) == warned
+    # what has decided is said once, in the note
+    assert len(compared.told_warnings(found)) == warned
 
 
 def test_identical_by_construction_needs_somebody_who_looked(made: Any) -> None:

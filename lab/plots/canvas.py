@@ -16,6 +16,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import seaborn as sns  # type: ignore[import-untyped]
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -197,7 +198,8 @@ class Sheet:
             ax.set_xlabel(text)
         if counts:
             axis = self.axes[0, 0].xaxis
-            axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+            wide = self.axes[0, 0].get_position().width * WIDTH
+            axis.set_major_locator(MaxNLocator(max(2, min(6, int(wide / 0.45))), integer=True))
             axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
 
 

@@ -96,7 +96,7 @@ def _keys(ns: list[int], others: bool, failed: bool) -> list[Any]:
     band = ", band: 95 % t-interval" if max(ns, default=0) >= series.FEW else ""
     mean = f"mean of {series.counted(ns)}{band}"
     keys = [
-        Line2D([], [], color=INK, lw=0.6, alpha=0.7, label="a run"),
+        Line2D([], [], color=INK, lw=0.6, label="a run"),
         Line2D([], [], color=INK, lw=2, label=mean),
     ]
     keys += [Line2D([], [], color=MUTED, lw=0.9, label="means of the others")] if others else []

@@ -21,12 +21,11 @@ from lab.plots.canvas import (
     Room,
     Sheet,
     colours,
-    dark,
     recipes,
 )
 from lab.plots.series import Band
 from lab.results import Results
-from lab.tables.scores import PLAIN, label
+from lab.tables.scores import label
 
 SIGNS = {"_positive": "A > 0", "_negative": "A < 0"}
 #: How each share is drawn: its dashes and its width.

@@ -33,7 +33,7 @@ from lab.results import Results
 from lab.tables.scores import label
 
 #: The smallest share of the largest number that a logarithmic axis shows.
-DECADES = 1e5
+DECADES = 1e4
 
 
 @dataclass(frozen=True)
@@ -104,26 +104,20 @@ def traces(
 def _trace(
     results: Results, ax: Axes, row: Row, condition: str, found: pd.DataFrame
 ) -> list[pd.DataFrame]:
+    """Every run thin, their mean thick; a t-interval of a share or a norm would leave its range."""
     of, mark, parts = colours(results), marks(results), []
     for recipe in recipes(results):
         rows = series.arm(found, recipe, condition)
         if rows.empty:
             continue
-        series.draw_runs(ax, rows, "value", of[recipe], 0.22)
+        series.draw_runs(ax, rows, "value", of[recipe], 0.2)
         band = Band.over(rows, "rollout", "value")
         every = max(1, len(band.x) // 5)
-        band.draw(
-            ax,
-            of[recipe],
-            1.6,
-            log=row.log,
-            marker=mark[recipe],
-            ms=4,
-            markevery=(every // 2, every),
-        )
-        parts.append(band.frame(recipe=recipe, condition=condition, metric=row.metric))
-        shown = rows[["recipe", "condition", "seed", "status", "x", "value"]]
-        parts.append(shown.assign(metric=row.metric))
+        marked: Any = {"marker": mark[recipe], "ms": 4.5, "markevery": (every // 2, every)}
+        ax.plot(band.x, band.mean, color=of[recipe], lw=1.8, zorder=3, **marked)
+        labels = {"recipe": recipe, "condition": condition, "metric": row.metric}
+        runs = rows[["seed", "status", "x", "value"]].rename(columns={"seed": "run"})
+        parts += [band.frame(run="mean", **labels), runs.assign(**labels)]
     for value in _limits(results, row.line, condition):
         ax.axhline(value, color=INK, lw=1, ls=DASHES, zorder=1)
     return parts
@@ -224,7 +218,8 @@ def gradient_norm(results: Results) -> Drawing | None:
         ],
         (
             "Top: global norm of the policy's gradient before it is clipped, logarithmic; dashed: "
-            "the norm that it is clipped to. Bottom: share of updates that were clipped.",
+            "the norm that it is clipped to; a norm of 0, of a batch without any advantage, is "
+            "not drawn. Bottom: share of updates that were clipped.",
             "Where nearly every update is clipped, the norm sets the step and the objective's "
             "scale does not matter.",
         ),

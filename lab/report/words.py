@@ -13,7 +13,7 @@ from typing import Any
 from lab.power import least_seeds
 from lab.results import Results
 from lab.stats import fmt
-from lab.tables.compared import MIRRORED, SAID
+from lab.tables.compared import MIRRORED, SAID, comparison, told_warnings
 from lab.tables.scores import PLAIN, arms, complete, ended, judged, progress, reference, scores
 from lab.tables.table import plain
 from lab.verdict import Judged, sentence
@@ -61,6 +61,7 @@ class Answer:
         change: how the verdict on a pair differs between conditions; None: nowhere.
         read: how to read the sentences.
         failures: how many runs failed, and whose.
+        losses: which recipes end below where they started.
     """
 
     headline: str
@@ -68,6 +69,7 @@ class Answer:
     change: Change | None
     read: str
     failures: str
+    losses: str
 
 
 def answer(results: Results) -> Answer:
@@ -78,7 +80,8 @@ def answer(results: Results) -> Answer:
     for contrast, judge, place in zip(declared, verdicts, places, strict=False):
         where = "" if contrast["condition"] == PLAIN else str(contrast["condition"])
         text = sentence(judge, contrast["a"], contrast["b"])
-        groups.setdefault(where, []).append(Line(judge.word, text, judge.warnings, place))
+        warnings = tuple(told_warnings(judge))
+        groups.setdefault(where, []).append(Line(judge.word, text, warnings, place))
     order = [c for c in ("", *results.study["conditions"]) if c in groups]
     return Answer(
         headline=headline(results, verdicts),
@@ -86,6 +89,7 @@ def answer(results: Results) -> Answer:
         change=change(declared, verdicts),
         read=_read(results, bool(verdicts)),
         failures=failures(results),
+        losses=losses(results) if any(j.word for j in verdicts) else "",
     )
 
 
@@ -195,6 +199,23 @@ def failures(results: Results) -> str:
     return (
         f"{len(failed)} of {_count(len(runs), 'run')} failed: {_listed(parts)}. {verb} in every "
         f"number here, with the score {floor} from the end on."
+    )
+
+
+def losses(results: Results) -> str:
+    """Which recipes end below the starting policy, by their intervals: better may be less bad."""
+    rows = comparison(results).data
+    lost = rows[rows["gain_high"] < 0]
+    parts = []
+    for condition in results.study["conditions"]:
+        names = list(lost[lost["condition"] == condition]["recipe"])
+        where = "" if condition == PLAIN else f" with {condition}"
+        parts += [f"{_listed(names)}{where}"] if names else []
+    if not parts:
+        return ""
+    return (
+        f"Below the starting policy at the end, by the 95 % interval of final minus start: "
+        f"{'; '.join(parts)}. Among these, better means having lost less."
     )
 
 

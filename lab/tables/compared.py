@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from lab.results import Results
-from lab.stats import mean_interval
+from lab.stats import Interval, mean_interval
 from lab.tables.scores import arms, judged, progress, scores
 from lab.tables.table import NOTHING, Table, count, each, interval_text, lean, number, p_value
 from lab.verdict import Judged, difference_text
@@ -17,6 +18,7 @@ from lab.verdict import Judged, difference_text
 #: Below this many runs there are dots and no interval.
 FEW = 3
 SCORE = "final score [95 % interval]"
+GAIN = "final - start [95 % interval]"
 CONTRAST = (
     *("a", "b", "condition", "n", "difference", "low", "high", "level", "p", "p_adjusted"),
     *("tost_p", "tost_adjusted", "rho", "d_z", "improvement", "shift", "verdict", "note"),
@@ -72,7 +74,7 @@ def comparison(results: Results) -> Table:
             "condition": data["condition"],
             SCORE: each(data, interval_text, "mean", "low", "high"),
             "by verdict": data["verdicts"],
-            "start": [number(x, 0.01) for x in data["start"]],
+            GAIN: each(data, gain_text, "gain", "gain_low", "gain_high"),
             "runs": data["n"].astype(str),
             "failed": data["failures"].astype(str),
             "tokens a run": [count(x) for x in data["generated_tokens"]],
@@ -80,7 +82,7 @@ def comparison(results: Results) -> Table:
     )
     note = (
         "Final score: mean over the last tenth of a run's evaluations, then over runs, with the "
-        "t-interval over runs. A failed run counts, with the floor "
+        "t-interval over runs. Final - start: within each run. A failed run counts, with the floor "
         f"{results.study['floor']:g} at every evaluation that it did not reach. Bold: among the "
         "best of its condition by verdict; a larger mean alone says nothing."
     )
@@ -90,19 +92,43 @@ def comparison(results: Results) -> Table:
 
 
 def _numbers(found: pd.DataFrame) -> dict[str, Any]:
-    final = [float(x) for x in found["final"]]
-    shown = mean_interval(final or [0.0])
-    none, few = not final, len(final) < FEW
+    final, gain = (_described(found[name]) for name in ("final", "gain"))
     return {
-        "mean": math.nan if none else shown.mean,
-        "low": math.nan if few else shown.low,
-        "high": math.nan if few else shown.high,
-        "sd": shown.sd,
+        "mean": final.mean,
+        "low": final.low,
+        "high": final.high,
+        "sd": final.sd,
         "start": float(found["start"].mean()),
-        "n": len(final),
+        "gain": gain.mean,
+        "gain_low": gain.low,
+        "gain_high": gain.high,
+        "n": len(found),
         "failures": int((found["status"] != "ok").sum()),
         "generated_tokens": float(found["generated_tokens"].mean()),
     }
+
+
+def _described(values: pd.Series[float]) -> Interval:
+    """Mean and t-interval of what is known; no interval of few runs, nothing of none."""
+    known = [float(x) for x in values.dropna()]
+    if not known:
+        return Interval(math.nan, math.nan, math.nan, math.nan, 0)
+    shown = mean_interval(known)
+    return replace(shown, low=math.nan, high=math.nan) if len(known) < FEW else shown
+
+
+def gain_text(mean: float, low: float, high: float) -> str:
+    """``+.087 [.061, .113]``."""
+    if math.isnan(mean):
+        return NOTHING
+    return difference_text(Interval(mean, low, high, math.nan, 0))
+
+
+def told_warnings(judge: Judged) -> list[str]:
+    """Its warnings but those whose share has decided the verdict, and stands in its note."""
+    decided = {"G4": "truncated", "G5": "zero-variance"}
+    said = tuple(word for rail, word in decided.items() if rail in judge.rails)
+    return [text for text in judge.warnings if not (said and text.startswith(said))]
 
 
 def contrasts(results: Results) -> Table:
@@ -161,6 +187,6 @@ def _row(declared: Mapping[str, str], judge: Judged) -> dict[str, Any]:
         "high": shown.high,
         "level": shown.level,
         "verdict": judge.word,
-        "note": "; ".join(filter(None, [judge.note, *judge.warnings])),
+        "note": "; ".join(filter(None, [judge.note, *told_warnings(judge)])),
         "seeds_needed": math.nan if judge.seeds_needed is None else judge.seeds_needed,
     }

@@ -14,7 +14,7 @@ from lab.tables.table import Table, each, interval_text, lean, number, plain, we
 #: What study.json declares, in the order in which one reads it.
 DECLARED = (
     *("name", "scale", "hash", "task", "model", "metric", "optimum", "floor", "margin", "alpha"),
-    *("budget", "eval_every", "eval_prompts", "seeds"),
+    *("budget", "eval_every", "eval_prompts", "observe_every", "seeds"),
 )
 
 

@@ -151,6 +151,7 @@ def scores(results: Results) -> pd.DataFrame:
 
     - start: the score at its first evaluation; NaN for a run that crashed before it.
     - final: the mean of the last 10 % of its planned evaluations, at least one, never the best.
+    - gain: final - the start of its seed (all runs of a seed start alike).
     - normalised: (final - s_ref) / (s_opt - s_ref), not clipped.
     """
     table = evaluations(results)
@@ -176,7 +177,8 @@ def scores(results: Results) -> pd.DataFrame:
             f"the starting policy scores {low:g} and the best possible is {high:g}: nothing is "
             "left to learn, and no score can be normalised"
         )
-    out.insert(7, "normalised", (out["final"] - low) / (high - low))
+    out.insert(7, "gain", out["final"] - out.groupby("seed")["start"].transform("mean"))
+    out.insert(8, "normalised", (out["final"] - low) / (high - low))
     return out
 
 

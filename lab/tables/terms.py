@@ -81,6 +81,9 @@ COLUMNS: Mapping[str, str] = {
     "one, never the best; a failed run scores the floor at each that it did not reach",
     "normalised": "(final - s_ref) / (s_opt - s_ref): s_ref mean start over seeds, s_opt the best "
     "possible; 0 is the starting policy, 1 the best possible, not clipped",
+    "gain": "final - start, within each run (of its seed): what training brought; mean over runs",
+    "gain_low": "lower end of its 95 % t-interval over runs",
+    "gain_high": "upper end of it",
     "evaluations": "E, planned",
     "at_floor": "those of them at which a failed run scores the floor",
     "updates": "optimiser steps of the run (among recorded numbers: of the rollout)",
