@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lab.bench import Bench
 from lab.errors import LabError
+from lab.hookspecs import StopReason
 from lab.policy import Policy
 from lab.roles import Roles
 from lab.samples import Samples
@@ -18,6 +19,7 @@ from lab.step import Step, complete
 from lab.streams import Streams
 from lab.task import Example, Task
 from lab.tokens import Sampling
+from lab.tools import group_std, masked_mean
 
 
 @dataclass(frozen=True)
@@ -252,3 +254,40 @@ def _joined(parts: Sequence[Scored]) -> Scored:
         torch.cat(dense) if dense else None,
         torch.cat([p.group for p in parts]),
     )
+
+
+def numbers(rollout: Rollout, step: Step) -> dict[str, float]:
+    """Numbers of a rollout, before its updates.
+
+    Over every sampled row with a score, those that a refilling filter sent away included:
+    ``reward``: mean score of the answers; ``reward_std``: its population std; ``response_length``:
+    mean tokens, the end token included; ``response_truncated``: share of rows cut at the limit;
+    ``zero_variance``: share of groups whose rewards are all equal; ``kept``: share of rows that
+    the updates use.
+
+    ``unscored``: rows that left for want of a score; ``batches``: batches sampled;
+    ``advantage_abs``: mean |A| over the updates' tokens, as the surrogate sees it.
+    """
+    rows = rollout.sampled
+    rewards, samples = rows.rewards, rows.samples
+    ids, first = _first_rows(rows.group)
+    spread = group_std(rewards, rows.group, 0)
+    return {
+        "reward": float(rewards.mean()),
+        "reward_std": float(rewards.std(correction=0)),
+        "response_length": float(samples.mask.sum(1).mean()),
+        "response_truncated": float((samples.stop_reason == int(StopReason.LENGTH)).float().mean()),
+        "zero_variance": float((spread[first] == 0).sum()) / max(1, len(ids)),
+        "kept": float((step["mask"].sum(1) > 0).sum()) / len(samples),
+        "unscored": float(rollout.unscored),
+        "batches": float(rollout.batches),
+        "advantage_abs": float(masked_mean(step["advantages"].abs(), step["mask"])),
+    }
+
+
+def _first_rows(group: Tensor) -> tuple[Tensor, Tensor]:
+    ids, index = torch.unique(group, return_inverse=True)
+    first = torch.full_like(ids, len(group)).scatter_reduce(
+        0, index, torch.arange(len(group)), "amin"
+    )
+    return ids, first

@@ -64,7 +64,7 @@ def parse_set(text: str) -> Spec:
         parsed = tomllib.loads(f"v = {value}")["v"]
     except tomllib.TOMLDecodeError:
         parsed = _number_or_word(value.strip())
-        if isinstance(parsed, str) and not re.fullmatch(r"[\w.+:-]+", parsed):
+        if isinstance(parsed, str) and not re.fullmatch(r"[\w.+:/~-]+", parsed):
             raise LabError(f"--set {text}: {value!r} is neither a TOML value nor a word") from None
     for key in reversed(keys):
         parsed = {key: parsed}

@@ -159,6 +159,7 @@ def _frozen(plan: Plan, optimum: float) -> dict[str, Any]:
         "budget": settings.budget.declared(),
         "eval_every": settings.eval_every,
         "eval_prompts": settings.eval_prompts,
+        "observe_every": settings.observe_every,
         "conditions": list(plan.study.conditions),
         "contrasts": [c.model_dump() for c in plan.study.contrasts],
         "seeds": sorted({r.spec.seed for r in plan.runs}),

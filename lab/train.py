@@ -14,9 +14,8 @@ from torch import Tensor
 
 from lab import checkpoint, heldout, records, warm
 from lab.bench import Bench
-from lab.collect import Collector, Rollout
+from lab.collect import Collector, Rollout, numbers
 from lab.errors import LabError
-from lab.hookspecs import StopReason
 from lab.identity import environment, run_key
 from lab.loss import pull_curve
 from lab.records import Writer
@@ -27,7 +26,6 @@ from lab.shelf import Plugin, Shelf
 from lab.step import Step
 from lab.streams import Streams
 from lab.task import Task, build, record
-from lab.tools import group_std, masked_mean
 from lab.update import DivergedError, KLStop, not_finite, update
 
 #: Ratios at which a run records its objective's pull: .1 to 10, evenly in the logarithm.
@@ -139,6 +137,7 @@ class _Training:
             policy, start = warm.start(
                 spec.settings.model, self.this.task, target, self.streams, self.say
             )
+        self._declare()
         self.roles = Roles.of(policy, bench)
         self.collector = Collector(bench, self.this.task, self.roles, self.streams)
         if not self._resumed():
@@ -162,7 +161,7 @@ class _Training:
         return self._finish(failure)
 
     def _earlier(self) -> Result | None:
-        """The result that the folder holds already, or None; its run.json is written."""
+        """The result that the folder holds already, or None."""
         folder, key = self.writer.folder, self.this.key
         known = folder / records.RUN
         if known.is_file() and records.read_json(known)["key"] != key:
@@ -171,11 +170,15 @@ class _Training:
             )
         if records.finished(folder):
             return Result(key, folder, **records.read_json(folder / records.RESULT))
+        return None
+
+    def _declare(self) -> None:
+        """Write what the run is, once its start is there: a mistake claims no folder."""
         bench = self.this.bench
         self.writer.data(
             records.RUN,
             {
-                "key": key,
+                "key": self.this.key,
                 "spec": self.this.spec.data(),
                 "record": bench.record(),
                 "interval": bench.interval,
@@ -185,7 +188,6 @@ class _Training:
         )
         curve = {n: pull_curve(bench, CURVE, a) for n, a in (("positive", 1.0), ("negative", -1.0))}
         self.writer.data(records.PULLS, {"ratio": CURVE, **curve})
-        return None
 
     def _spent(self) -> float:
         return self.this.spec.settings.budget.spent(
@@ -210,9 +212,9 @@ class _Training:
             made = self._updates(number, rollout, step)
         self.this.bench.remember(step)
         self.counters["rollout"] += 1
-        numbers = _rollout_numbers(rollout, step) | {"updates": float(made)}
+        said = numbers(rollout, step) | {"updates": float(made)}
         seen = self.this.bench.observe("rollout", step)
-        self.writer.moment("rollout", self.counters, numbers | seen)
+        self.writer.moment("rollout", self.counters, said | seen)
         every = self.this.spec.settings.eval_every
         if self.counters["rollout"] % every == 0 or self._spent() >= 1:
             self._evaluate()
@@ -359,40 +361,3 @@ class _Clock:
     def __exit__(self, *_: object) -> None:
         spent = time.perf_counter() - self.began
         self.seconds[self.what] = self.seconds.get(self.what, 0.0) + spent
-
-
-def _rollout_numbers(rollout: Rollout, step: Step) -> dict[str, float]:
-    """Numbers of a rollout, before its updates.
-
-    Over every sampled row with a score, those that a refilling filter sent away included:
-    ``reward``: mean score of the answers; ``reward_std``: its population std; ``response_length``:
-    mean tokens, the end token included; ``response_truncated``: share of rows cut at the limit;
-    ``zero_variance``: share of groups whose rewards are all equal; ``kept``: share of rows that
-    the updates use.
-
-    ``unscored``: rows that left for want of a score; ``batches``: batches sampled;
-    ``advantage_abs``: mean |A| over the updates' tokens, as the surrogate sees it.
-    """
-    rows = rollout.sampled
-    rewards, samples = rows.rewards, rows.samples
-    ids, first = _first_rows(rows.group)
-    spread = group_std(rewards, rows.group, 0)
-    return {
-        "reward": float(rewards.mean()),
-        "reward_std": float(rewards.std(correction=0)),
-        "response_length": float(samples.mask.sum(1).mean()),
-        "response_truncated": float((samples.stop_reason == int(StopReason.LENGTH)).float().mean()),
-        "zero_variance": float((spread[first] == 0).sum()) / max(1, len(ids)),
-        "kept": float((step["mask"].sum(1) > 0).sum()) / len(samples),
-        "unscored": float(rollout.unscored),
-        "batches": float(rollout.batches),
-        "advantage_abs": float(masked_mean(step["advantages"].abs(), step["mask"])),
-    }
-
-
-def _first_rows(group: Tensor) -> tuple[Tensor, Tensor]:
-    ids, index = torch.unique(group, return_inverse=True)
-    first = torch.full_like(ids, len(group)).scatter_reduce(
-        0, index, torch.arange(len(group)), "amin"
-    )
-    return ids, first

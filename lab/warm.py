@@ -97,6 +97,7 @@ def start(
     key = digest(made_of, 32)
     found = _IN_MEMORY.get(key) or _read(key)
     if found is None:
+        say(f"a supervised warm start, to an accuracy of {target:g}")
         reached = _teach(policy, task, target, streams)
         found = ({n: x.detach().clone() for n, x in policy.model.state_dict().items()}, reached)
         _write(key, found)

@@ -37,7 +37,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_make_study_types_the_same() -> None:
     """The target that the README names, without its installation."""
-    command = ["make", "--dry-run", "--always-make", "study", "SCALE=smoke"]
+    command = ["make", "--no-print-directory", "--dry-run", "--always-make", "study", "SCALE=smoke"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "lab run first --scale smoke" in shown.splitlines()[-1]
 

@@ -30,9 +30,9 @@ def used(monkeypatch: Any) -> Indices:
     found: Indices = []
     honest = train.update
 
-    def kept(bench: Any, roles: Any, samples: Any, step: Any, index: Tensor, warming: bool) -> Any:
+    def kept(bench: Any, roles: Any, samples: Any, step: Any, index: Tensor, *more: bool) -> Any:
         found.append(index.tolist())
-        return honest(bench, roles, samples, step, index, warming)
+        return honest(bench, roles, samples, step, index, *more)
 
     monkeypatch.setattr(train, "update", kept)
     return found
@@ -294,3 +294,19 @@ def test_every_recipe_runs(tmp_path: Path, name: str) -> None:
     for moment in moments(tmp_path, "update") + moments(tmp_path, "rollout"):
         odd = {n: x for n, x in moment.metrics.items() if not abs(x) < 1e6}
         assert odd.keys() <= {"explained_variance"}  # undefined where all returns are equal
+
+
+def test_observers_look_at_every_third_update(tmp_path: Path) -> None:
+    """2 rollouts x 4 updates: 0, 3, 6 of 0..7; the loop's own numbers stand in each line.
+
+    And what is learnt does not depend on who looks: kills an entropy that is part of the graph.
+    """
+    folders = {every: tmp_path / str(every) for every in (1, 3)}
+    for every, folder in folders.items():
+        go(folder, rollouts=2, observers=("clipping", "entropy"), observe_every=every)
+    lines = [m.metrics for m in moments(folders[3], "update")]
+    assert [i for i, m in enumerate(lines) if "outside" in m] == [0, 3, 6]
+    assert [i for i, m in enumerate(lines) if "entropy" in m] == [0, 3, 6]
+    assert all({"loss", "grad_norm"} <= m.keys() for m in lines)
+    whole = [m.metrics for m in moments(folders[1], "update")]
+    assert [m["grad_norm"] for m in lines] == [m["grad_norm"] for m in whole]

@@ -78,7 +78,17 @@ def test_the_wheel_installs_nothing_else_at_the_top(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in files(wheel)}
     (info,) = (top for top in tops if top.endswith(".dist-info"))
     assert tops == {"lab", info, *(f"{name}.py" for name in PLUGINS)}
-    assert not [n for n in files(wheel) if n.endswith((".md", ".pyc"))]
+    guides = [n for n in files(wheel) if n.endswith((".md", ".pyc"))]
+    assert guides == ["lab/studies/README.md"]  # it travels with the studies that it explains
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_studies_and_the_reports_page(wheel: Path) -> None:
+    """`lab run first` outside a checkout would find no study, and its report no template."""
+    found = files(wheel)
+    for name in ("studies/first.toml", "lab/report/report.html.jinja", "lab/report/report.css"):
+        inside = name if name.startswith("lab/") else f"lab/{name}"
+        assert found[inside] == (ROOT / name).read_bytes()
 
 
 @pytest.mark.slow

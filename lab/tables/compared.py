@@ -11,7 +11,7 @@ import pandas as pd
 
 from lab.results import Results
 from lab.stats import Interval, mean_interval
-from lab.tables.scores import arms, judged, progress, scores
+from lab.tables.scores import arms, judged, progress, reference, scores
 from lab.tables.table import NOTHING, Table, count, each, interval_text, lean, number, p_value
 from lab.verdict import Judged, difference_text
 
@@ -83,7 +83,8 @@ def comparison(results: Results) -> Table:
     note = (
         "Final score: mean over the last tenth of a run's evaluations, then over runs, with the "
         "t-interval over runs. Final - start: within each run. A failed run counts, with the floor "
-        f"{results.study['floor']:g} at every evaluation that it did not reach. Bold: among the "
+        f"{results.study['floor']:g} at every evaluation that it did not reach. The starting "
+        f"policy scores {number(reference(scored), 0.01)}, mean over seeds. Bold: among the "
         "best of its condition by verdict; a larger mean alone says nothing."
     )
     strong = ("recipe", SCORE)
