@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 SCALE ?= small
-study: $(STAMP)  ## the first study and its report: 10 minutes or so on two cores (SCALE=smoke: one)
+study: $(STAMP)  ## the first study and its report: about 12 minutes on two cores (SCALE=smoke: one)
 	@$(BIN)/lab run first --scale $(SCALE)
 
 test: $(STAMP)  ## lint, types, and all tests but the long ones

@@ -6,7 +6,6 @@ without the scale, stands on every artefact; a results folder belongs to one has
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lab.errors import LabError, nearest, one_of
 from lab.identity import digest
-from lab.recipe import Recipe, Use
+from lab.recipe import Recipe, Use, toml_of
 from lab.settings import OBSERVERS, SEEDS, Budget, Settings, Spec, checked, use_of, with_changes
 from lab.shelf import Shelf
 from lab.task import build
@@ -167,13 +166,7 @@ def read(given: str | Path, shelf: Shelf, folders: Iterable[Path] = ()) -> Study
         LabError: if there is none, it is not TOML, or anything in it is not valid.
     """
     file = find(str(given), folders)
-    try:
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise LabError(f"{file}: {e.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise LabError(f"{file} is not TOML: {e}") from None
-    return resolve(data, file.stem, shelf)
+    return resolve(toml_of(file), file.stem, shelf)
 
 
 def find(given: str, folders: Iterable[Path]) -> Path:

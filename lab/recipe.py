@@ -288,13 +288,22 @@ def _split_file(given: str) -> tuple[Path | None, str]:
     return (Path(given), "") if given.endswith(".toml") else (None, given)
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def toml_of(file: Path) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Raises:
+        LabError: if it is not there, or is none.
+    """
     try:
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as e:
         raise LabError(f"{file}: {e.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise LabError(f"{file} is not TOML: {e}") from None
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    data = toml_of(file)
     for key in data:
         if key != "recipe":
             raise LabError(
