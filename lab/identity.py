@@ -70,7 +70,6 @@ def run_key(spec: Spec, bench: Bench, task: Task) -> str:
     )
 
 
-@functools.cache
 def environment() -> dict[str, Any]:
     """The code, the libraries and the device that a run's numbers come from."""
     return {

@@ -164,6 +164,7 @@ def test_the_padding_test_sees(
     Without position ids a rotary model says the same, for it sees differences of places only:
     that is why a model with absolute positions stands beside it.
     """
+    monkeypatch.setattr(policy, "preset", False)  # transformers' route; test_llama.py has the other
     monkeypatch.setattr(Policy, "_forward", mutant)
     invisible = mutant is no_positions and policy.model.config.model_type == "llama"
     assert (disagreement(policy) < 1e-5) if invisible else (disagreement(policy) > 0.01)

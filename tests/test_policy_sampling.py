@@ -202,6 +202,8 @@ def test_the_repeated_cache_belongs_to_its_own_row(
         real = samples.prompt_ids[row][samples.prompt_mask[row].bool()]
         assert real.tolist() == encoded[row // 4]
     assert worst(samples.logp, by_hand(policy.model, samples)) < 1e-5
+    monkeypatch.setattr(policy, "preset", False)  # transformers' route; test_llama.py has the other
+    assert worst(rollout(policy, Sampling()).logp, samples.logp) < 1e-5
     monkeypatch.setattr(DynamicCache, "batch_repeat_interleave", tiled)
     wrong = rollout(policy, Sampling())
     assert worst(wrong.logp, by_hand(policy.model, wrong)) > 0.01
@@ -241,6 +243,7 @@ def test_sampling_ends_with_the_last_row(two: Policy, monkeypatch: pytest.Monkey
         passes.append(ids.shape[0])
         return forward(self, ids, *given, **options)
 
+    monkeypatch.setattr(two, "preset", False)
     monkeypatch.setattr(Policy, "_forward", counted)
     samples = two.sample(["ab", "b"], 4, 40, Sampling(), sampler(), stops=(1, 2, 3))
     assert samples.mask.sum(1).tolist() == [1] * 8
