@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as LateError
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ class Local:
         self._places: set[Path] = set()
         # read by the children when they start: before torch is imported is the only time for it
         os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
+        # started here: where it starts beside a worker, it lets Ctrl-C through to that worker
+        resource_tracker.ensure_running()
         self._pool = self._fresh()
 
     def _fresh(self) -> ProcessPool:
