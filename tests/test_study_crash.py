@@ -143,6 +143,8 @@ def test_lines_of_a_pipe_are_plain(story: Story) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are counted in /proc")
+# long: a worker that is still importing multiprocessing may print a traceback of its own
+@pytest.mark.long
 def test_an_interrupt_says_what_is_kept(tmp_path: Path) -> None:
     """Ctrl-C, as a terminal sends it, to every process: one line, 130, nobody left, nothing half.
 
