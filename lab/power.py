@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy import special, stats  # type: ignore[import-untyped]
+from scipy import special, stats  # type: ignore[import-untyped]  # ships no types
 
 from lab.errors import LabError
 from lab.stats import EXACT, LARGEST, Array, positive, smallest_p

@@ -32,8 +32,10 @@ COLUMNS = (
     *COUNTERS,
     *("metric", "value", "status"),
 )
-_WORDS = ("run_key", "study", "stage", "recipe", "condition", "config_hash", "task", "split")
-_WORDS += ("metric", "status")  # type: ignore[assignment]
+_WORDS = (
+    *("run_key", "study", "stage", "recipe", "condition", "config_hash", "task", "split"),
+    *("metric", "status"),
+)
 METRICS, ANSWERS, RUN, RESULT = "metrics.jsonl", "answers.jsonl", "run.json", "result.json"
 PULLS, TIME = "pulls.json", "time.json"
 

@@ -15,7 +15,7 @@ from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special  # type: ignore[import-untyped]
+from scipy import special  # type: ignore[import-untyped]  # ships no types
 
 from lab.errors import LabError
 

@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
-import seaborn as sns  # type: ignore[import-untyped]
+import seaborn as sns  # type: ignore[import-untyped]  # ships no types
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
